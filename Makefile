@@ -1,0 +1,40 @@
+# Everything lives in .venv, which is built on first use. Needs make and Python with venv, no more.
+
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+BIN := .venv/bin
+
+.PHONY: quickstart test lint format bench clean
+
+quickstart: .venv/.core  ## look at every preset: a table, and pictures in runs/quickstart
+	$(BIN)/ornstein quickstart
+
+test: lint  ## lint, types and all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.test  ## ratios measured in one run, on this machine
+	$(BIN)/python benchmarks/transition.py
+
+clean:
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The build backend is installed through constraints.txt too, hence no build isolation.
+.venv/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e .
+	touch $@
+
+.venv/.test: .venv/.core
+	$(PIP) --no-build-isolation -e '.[test]'
+	touch $@

@@ -1,0 +1,313 @@
+"""The automatic kernel against its rivals, measured in one run: ratios on the screen, JSON on disk.
+
+    python benchmarks/transition.py [--out results.json] [--quick]
+
+Rivals: (a) the CLD kernel derived by hand, (b) the textbook way, `torch.linalg.matrix_exp` of the
+2K×2K block followed by `torch.linalg.cholesky`. Contenders are timed in alternation, round after
+round, and the median of the per-round ratios is reported, so that a noisy machine disturbs both.
+On a GPU each is captured in a CUDA graph where it can be, and times are of replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import ornstein
+from ornstein.provenance import provenance
+
+CIFAR = (3, 32, 32)
+Work = Callable[[], object]
+
+
+# ---------------------------------------------------------------------------------- the rivals
+
+
+def hand_derived_cld(s: Tensor, mass: float = 0.25, v0: float = 0.01) -> tuple[Tensor, Tensor]:
+    """CLD at critical damping under `Linear(0.1, 20)`, by hand: response (B, 2), factor (B, 2, 2).
+
+    A has the double eigenvalue −1/√M =: −w, so Φ = e^(−wτ)(I + τ(A + wI)), and
+    Σ = diag(1, M) + Φ(diag(0, v₀) − diag(1, M))Φᵀ is written out entry by entry.
+    """
+    tau = s * (0.1 + 9.95 * s)
+    w = mass**-0.5
+    decay = torch.exp(-w * tau)
+    zz, zv = decay * (1 + w * tau), decay * tau / mass
+    vz, vv = -decay * tau, decay * (1 - w * tau)
+    gap = v0 - mass
+    c_zz = 1 - zz * zz + gap * zv * zv
+    c_zv = -zz * vz + gap * zv * vv
+    c_vv = mass - vz * vz + gap * vv * vv
+    l_zz = c_zz.sqrt()
+    l_vz = c_zv / l_zz
+    l_vv = (c_vv - l_vz * l_vz).sqrt()
+    zero = torch.zeros_like(l_zz)
+    factor = torch.stack([l_zz, zero, l_vz, l_vv], -1).reshape(-1, 2, 2)
+    return torch.stack([zz, vz], -1), factor
+
+
+def hand_sample(s: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """y and ε as one writes them for two variables."""
+    response, factor = hand_derived_cld(s)
+    noise = torch.randn(x.shape[0], 2, *x.shape[1:], dtype=x.dtype, device=x.device)
+    view = (-1,) + (1,) * (x.dim() - 1)
+    r, f = response.to(x.dtype), factor.to(x.dtype)
+    z = r[:, 0].view(view) * x + f[:, 0, 0].view(view) * noise[:, 0]
+    v = r[:, 1].view(view) * x + f[:, 1, 0].view(view) * noise[:, 0]
+    v = v + f[:, 1, 1].view(view) * noise[:, 1]
+    return torch.stack([z, v], 1), noise
+
+
+def textbook(process: ornstein.Diffusion, s: Tensor) -> tuple[Tensor, Tensor]:
+    """exp of [[A, GGᵀ], [0, −Aᵀ]]·τ applied to (Σ₀, I), Σ = C H⁻¹, then Cholesky; float64."""
+    Q, D, S, K = process.Q, process.D, process.S, process.n_vars
+    tau = process.rate_d.integral(s)
+    A, noise = -(Q + D) @ S, 2 * D
+    top = torch.cat([A, noise], 1)
+    bottom = torch.cat([torch.zeros_like(A), -A.mT], 1)
+    block = torch.linalg.matrix_exp(tau[:, None, None] * torch.cat([top, bottom]))
+    start = process.auxiliary.factor()
+    start = torch.cat([start @ start.mT, torch.eye(K, dtype=A.dtype, device=A.device)])
+    C, H = (block @ start).chunk(2, 1)
+    Sigma = torch.linalg.solve(H, C, left=False)
+    return block[:, :K, :K], torch.linalg.cholesky((Sigma + Sigma.mT) / 2)
+
+
+# ---------------------------------------------------------------------------------- measuring
+
+
+def captured(work: Work) -> Work:
+    """The same work as a replayed CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def timed(work: Work, repeats: int, cuda: bool) -> float:
+    """Seconds per call."""
+    if cuda:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(repeats):
+            work()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3 / repeats
+    begin_s = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - begin_s) / repeats
+
+
+def race(works: dict[str, Work], cuda: bool, rounds: int, budget: float = 0.02) -> dict[str, float]:
+    """Median seconds per call of each, and under "A / B" the median of the per-round ratios."""
+    repeats = {}
+    for name, work in works.items():
+        for _ in range(5):
+            work()
+        repeats[name] = max(1, int(budget / max(timed(work, 3, cuda), 1e-9)))
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(timed(work, repeats[name], cuda))
+    result = {name: statistics.median(t) for name, t in times.items()}
+    first = next(iter(works))
+    for name in list(works)[1:]:
+        ratios = [a / b for a, b in zip(times[first], times[name], strict=True)]
+        result[f"{first} / {name}"] = statistics.median(ratios)
+    return result
+
+
+def times_for(batch: int, device: torch.device) -> Tensor:
+    """Times spread over the horizon, away from where the textbook way fails."""
+    generator = torch.Generator().manual_seed(0)
+    s = 0.02 + 0.98 * torch.rand(batch, dtype=torch.float64, generator=generator)
+    return s.to(device)
+
+
+def backward_of(process: ornstein.Diffusion, kernel: Callable[[], tuple[Tensor, Tensor]]) -> Work:
+    """Forward, then the gradient of a sum of squares to all parameters."""
+    parameters = list(process.parameters())
+
+    def work() -> object:
+        Phi, L = kernel()
+        return torch.autograd.grad(Phi.square().sum() + L.square().sum(), parameters)
+
+    return work
+
+
+def kernel_of(process: ornstein.Diffusion, s: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+    """The automatic kernel as (Φ, L)."""
+
+    def work() -> tuple[Tensor, Tensor]:
+        kernel = process.transition(s)
+        return kernel.propagator, kernel.cholesky
+
+    return work
+
+
+# ---------------------------------------------------------------------------------- the races
+
+
+def race_hand_derived(device: torch.device, rounds: int, batch: int = 256) -> dict[str, float]:
+    """Transition and sample of CIFAR-shaped images for CLD."""
+    cuda = device.type == "cuda"
+    process, s = ornstein.cld().to(device), times_for(batch, device)
+    x = torch.randn(batch, *CIFAR, device=device)
+    response, factor = hand_derived_cld(s)
+    kernel = process.transition(s)
+    worst = max(
+        float((kernel.response - response).abs().max()),
+        float((kernel.cholesky - factor).abs().max()),
+    )
+    if worst > 1e-8:  # the formula by hand cancels at short times: 7e-10 at s = 0.02
+        raise ValueError(f"the hand-derived kernel differs by {worst:g}; expected < 1e-8.")
+    works: dict[str, Work] = {
+        "automatic": lambda: process.transition(s).sample(x),
+        "hand-derived": lambda: hand_sample(s, x),
+    }
+    if cuda:
+        compiled = torch.compile(lambda s, x: process.transition(s).sample(x), fullgraph=True)
+        works["compiled"] = lambda: compiled(s, x)
+        out = torch.empty(batch, 2, *CIFAR, device=device)
+        source = torch.randn_like(out)
+        works["copy of the output"] = lambda: out.copy_(source)
+        works = {name: captured(work) for name, work in works.items()}
+    return race(works, cuda, rounds)
+
+
+def race_textbook(
+    device: torch.device, rounds: int, n_aux: int, batch: int, full: bool = False
+) -> dict[str, dict[str, float]]:
+    """A learned kernel, forward and forward + backward, against the textbook way."""
+    cuda = device.type == "cuda"
+    process = ornstein.learned(n_aux, full=full).to(device)
+    s = times_for(batch, device)
+    automatic = kernel_of(process, s)
+
+    def rival() -> tuple[Tensor, Tensor]:
+        return textbook(process, s)
+
+    for ours, theirs in zip(automatic(), rival(), strict=True):
+        worst = float((ours - theirs).abs().max())
+        if worst > 1e-9:
+            raise ValueError(f"the textbook kernel differs by {worst:g}; expected < 1e-9.")
+
+    def no_grad(work: Work) -> Work:
+        def inner() -> object:
+            with torch.no_grad():
+                return work()
+
+        return inner
+
+    forward: dict[str, Work] = {"automatic": no_grad(automatic), "textbook": no_grad(rival)}
+    both: dict[str, Work] = {
+        "automatic": backward_of(process, automatic),
+        "textbook": backward_of(process, rival),
+    }
+    if cuda:  # the textbook way reads norms on the host and can't be captured
+        compiled = torch.compile(automatic, fullgraph=True)
+        forward["compiled"] = captured(no_grad(compiled))
+        both["compiled"] = captured(backward_of(process, compiled))
+        forward["automatic"] = captured(forward["automatic"])
+        both["automatic"] = captured(both["automatic"])
+    return {
+        "forward": race(forward, cuda, rounds),
+        "forward + backward": race(both, cuda, rounds),
+    }
+
+
+def race_rates(device: torch.device, rounds: int, batch: int = 128) -> dict[str, dict[str, float]]:
+    """Separate rates for Q and D against one, for a fixed process and for a learned one."""
+    cuda = device.type == "cuda"
+    s = times_for(batch, device)
+    cld = ornstein.cld()
+    fixed = {
+        "separate rates": ornstein.Diffusion(
+            cld.Q, cld.D, cld.S, rate_q=ornstein.Constant(5.0), rate_d=ornstein.Linear(0.1, 10.0)
+        ).to(device),
+        "one rate": cld.to(device),
+    }
+    learned = {
+        "separate rates": ornstein.learned(2, learn_rates="separate").to(device),
+        "one rate": ornstein.learned(2, learn_rates="shared").to(device),
+    }
+    races: dict[str, dict[str, Work]] = {
+        "fixed, forward": {n: kernel_of(p, s) for n, p in fixed.items()},
+        "learned, forward + backward": {
+            n: backward_of(p, kernel_of(p, s)) for n, p in learned.items()
+        },
+    }
+    if cuda:
+        races = {r: {n: captured(w) for n, w in works.items()} for r, works in races.items()}
+    return {name: race(works, cuda, rounds) for name, works in races.items()}
+
+
+def run(device: torch.device, quick: bool) -> dict[str, object]:
+    """All races on one device."""
+    rounds = 5 if quick else 21
+    result: dict[str, object] = {
+        "CLD, 256 CIFAR images, transition + sample": race_hand_derived(device, rounds),
+    }
+    cases = (
+        [(2, 128, False)]
+        if quick
+        else [(n_aux, batch, False) for n_aux in (1, 2, 3) for batch in (128, 1024)]
+        + [(2, 128, True), (4, 128, True)]
+    )
+    for n_aux, batch, full in cases:
+        name = f"learned K = {n_aux + 1}{' full D' if full else ''}, batch {batch}"
+        for part, figures in race_textbook(device, rounds, n_aux, batch, full).items():
+            result[f"{name}, {part}"] = figures
+    for part, figures in race_rates(device, rounds).items():
+        result[f"separate rates, {part}"] = figures
+    return result
+
+
+def show(device: str, result: dict[str, object]) -> None:
+    """A table on the screen."""
+    print(f"\n{device}")
+    for name, figures in result.items():
+        print(f"  {name}")
+        assert isinstance(figures, dict)
+        for what, value in figures.items():
+            unit = f"{value:8.3f} ×" if " / " in what else f"{value * 1e3:8.4f} ms"
+            print(f"    {what:34s} {unit}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=None, help="where to write the JSON")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a look")
+    parser.add_argument("--device", choices=("all", "cpu", "cuda"), default="all")
+    options = parser.parse_args()
+    record: dict[str, object] = {"provenance": provenance()}
+    if options.device in ("all", "cpu"):
+        torch.set_num_threads(1)
+        record["cpu, one thread"] = run(torch.device("cpu"), options.quick)
+        show("cpu, one thread", record["cpu, one thread"])  # type: ignore[arg-type]
+    if options.device in ("all", "cuda") and torch.cuda.is_available():
+        record["cuda graphs"] = run(torch.device("cuda"), options.quick)
+        show(torch.cuda.get_device_name(), record["cuda graphs"])  # type: ignore[arg-type]
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Φ and L of a process on one clock τ: dy = A y dτ + G dB with A and G constant.
+
+Cut [0, τ_T] into panels of width w, ‖wA‖ ≤ 2, and write u ∈ [0, 1] for the place in one. There
+
+    Φ(u) = Σ_k X_k uᵏ,  X_k = (wA)ᵏ/k!,
+
+and the noise gathered since the panel's start is ∫₀ᵘ F Fᵀ with F(r) = Φ(r) G. Expanding F in the
+orthonormal Legendre polynomials of [0, u] makes of the integral a *finite sum of squares*:
+
+    ∫₀ᵘ F Fᵀ = Σ_j C_j C_jᵀ,   C_j = √(wu) Σ_{k≥j} uᵏ X_k G ⟨rᵏ, P̂_j⟩ = O(uʲ).
+
+The columns C_j shrink like uʲ *by construction*, so the orthogonal reduction of `linalg.lq` keeps
+the relative accuracy of the tiny directions of a hypoelliptic process at short times. (Columns at
+quadrature nodes are all of one size and nearly parallel; a covariance formed first is worse.)
+
+At the start of the i-th panel Φ is the i-th power of Φ(1) =: Φ₁, and L has the columns Φ₁ʲ L₁ of
+the i panels before it. All times of a batch share X, C's coefficients and this table: per time
+there is one small product with the powers of u and one reduction. For a fixed process the table is
+kept; for a learned one it is rebuilt, and the gradient of all of it is written out below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ornstein.linalg import (
+    Tables,
+    matrix_powers,
+    matrix_powers_vjp,
+    orthogonal_reduction,
+    powers,
+    powers_vjp,
+    reduction_vjp,
+    zero_where_undefined,
+)
+
+DEGREE = 24  # of the power series: 2²⁵/25! = 2e-18
+COLUMNS = 12  # Legendre columns per noise: the first one left out is 4e-12 of the first kept
+NODES = 24  # Gauss nodes where quadrature is used
+DRIFT_DEGREE = 8  # of the polynomial that stands for a varying drift on a panel
+STIFFNESS = 2.0  # ‖wA‖ that panels are planned for …
+STIFFNESS_LIMIT = 3.0  # … and the largest at which the series still has 1e-13
+
+
+def constants(device: torch.device) -> Tables:
+    """The constants of the series on a device."""
+    return Tables.on(device, DEGREE, COLUMNS, NODES, DRIFT_DEGREE)
+
+
+def panel_count(stiffness: float, headroom: float = 1.0) -> int:
+    """A power of two of panels for a total ∫‖A‖ of `stiffness`."""
+    if not math.isfinite(stiffness):
+        raise ValueError(
+            f"the matrices of the process have size {stiffness:g}; expected finite numbers. Look "
+            "for a parameter that is NaN or infinite."
+        )
+    return 2 ** max(0, math.ceil(math.log2(max(stiffness * headroom / STIFFNESS, 1.0))))
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A solution at a batch of times."""
+
+    propagator: Tensor  # (B, K, K)
+    cholesky: Tensor  # (B, K, K)
+    error: Tensor  # (B,) relative rounding error of diag L
+
+
+@dataclass(frozen=True)
+class Table:
+    """What all times share; the last four are for the gradient."""
+
+    width: Tensor  # ()
+    X: Tensor  # (degree + 1, K, K)
+    spread: Tensor  # (degree + 1, K·P·R): the coefficients of C
+    past: Tensor  # (n, K, 2K): Φ | L at the panels' starts
+    error: Tensor  # (n,) of that L
+    whole: Tensor  # (1, K, K): L₁
+    whole_rows: Tensor  # (1, K, P·R)
+    past_rows: Tensor  # (n - 1, K, n·K)
+    generator_powers: Tensor  # (degree + 1, K, K)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The solution as a function of the clock."""
+
+    drift: Tensor  # (K, K)
+    G: Tensor  # (K, R)
+    total: Tensor  # ()
+    count: int
+    earlier: Tensor  # see `earlier`
+    constants: Tables
+    table: Table | None = None  # kept where nothing about the process is learned
+
+    @property
+    def stiffness(self) -> Tensor:
+        """‖wA‖."""
+        return torch.linalg.vector_norm(self.drift.detach()) * self.total.detach() / self.count
+
+    def kept(self) -> Clock:
+        """The same with its table computed once."""
+        return replace(self, table=_tabulate(self.drift, self.G, self.total, self))
+
+    def at(self, tau: Tensor, initial: Tensor | None) -> Solved:
+        """tau: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
+        Phi, L, error = _Kernel.apply(  # type: ignore[no-untyped-call]
+            self.drift, self.G, self.total, tau, initial, self
+        )
+        return Solved(Phi, L, error)
+
+
+def _tabulate(drift: Tensor, G: Tensor, total: Tensor, clock: Clock) -> Table:
+    K, count, const = drift.shape[-1], clock.count, clock.constants
+    width = total / count
+    ladder = matrix_powers(drift * width, DEGREE + 1)
+    X = ladder * const.inverse_factorials[:, None, None]
+    spread = ((X @ G).unsqueeze(2) * const.moments[:, None, :, None]).flatten(1)
+    whole, whole_rows, error = orthogonal_reduction(
+        (spread.sum(0) * width.sqrt()).reshape(1, K, -1)
+    )
+    Phi = matrix_powers(X.sum(0), count)
+    columns = (Phi @ whole).transpose(0, 1).reshape(1, K, -1)
+    factor, past_rows = columns.new_zeros(1, K, K), columns
+    if count > 1:
+        later, past_rows, _ = orthogonal_reduction(columns * clock.earlier)
+        factor = torch.cat([factor, later])
+    past = torch.cat([Phi, factor], -1)
+    errors = torch.cat([torch.zeros_like(error), error.expand(count - 1)])
+    return Table(width, X, spread, past, errors, whole, whole_rows, past_rows, ladder)
+
+
+def earlier(count: int, K: int, device: torch.device) -> Tensor:
+    """Which columns of all panels lie before the second, third, … one: (n - 1, 1, n·K)."""
+    steps = torch.arange(count, device=device)
+    return (steps[1:, None] > steps).repeat_interleave(K, -1).unsqueeze(-2)
+
+
+class _Kernel(torch.autograd.Function):
+    """(A, G, τ_T, τ, L₀) -> (Φ, L, error) with its gradient: one node instead of a hundred."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        drift: Tensor,
+        G: Tensor,
+        total: Tensor,
+        tau: Tensor,
+        initial: Tensor | None,
+        clock: Clock,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        table = clock.table or _tabulate(drift, G, total, clock)
+        K = drift.shape[-1]
+        ratio = tau / table.width
+        # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0
+        index = (ratio.ceil() - 1).clamp(0, clock.count - 1)
+        u, index = ratio - index, index.long()
+        ladder = powers(u, DEGREE)  # (B, degree + 1)
+        local = (ladder @ table.X.flatten(1)).reshape(-1, K, K)
+        root = (u * table.width).sqrt().unsqueeze(-1)
+        fresh = (ladder @ table.spread * root).unflatten(-1, (K, -1))
+        moved = local @ table.past[index]  # (B, K, 2K)
+        Phi = moved[..., :K].contiguous()
+        columns = [moved[..., K:], fresh]
+        if initial is not None:
+            columns.insert(0, Phi @ initial)
+        L, rows, error = orthogonal_reduction(torch.cat(columns, -1))
+        if initial is None:
+            error = torch.maximum(error, table.error[index])
+        ctx.clock, ctx.table, ctx.given_x = clock, table, initial is not None
+        ctx.save_for_backward(
+            drift, G, initial, ratio, u, index, ladder, local, root, fresh, Phi, L, rows
+        )
+        ctx.mark_non_differentiable(error)
+        return Phi, L, error
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gPhi: Tensor, gL: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        table, const = ctx.table, ctx.clock.constants
+        drift, G, initial, ratio, u, index, ladder, local, root, fresh, Phi, L, rows = (
+            ctx.saved_tensors
+        )
+        K, B = drift.shape[-1], u.shape[0]
+        columns = reduction_vjp(L, rows, gL)
+        gInitial = None
+        if ctx.given_x:
+            gStart, columns = columns.split(
+                [initial.shape[-1], columns.shape[-1] - initial.shape[-1]], -1
+            )
+            gPhi = gPhi + gStart @ initial.mT
+            gInitial = (Phi.mT @ gStart).sum(0)
+        gMoved = torch.cat([gPhi, columns[..., :K]], -1)
+        gLocal = (gMoved @ table.past[index].mT).reshape(B, -1)
+        gFresh = columns[..., K:]
+        gLength = zero_where_undefined((gFresh * fresh).sum((-2, -1)) / (2 * u * table.width))
+        gFresh = gFresh.reshape(B, -1) * root
+        gLadder = gFresh @ table.spread.mT + gLocal @ table.X.flatten(1).mT
+        gu = powers_vjp(ladder, gLadder) + gLength * table.width
+        gTau = gu / table.width
+        if not any(ctx.needs_input_grad[:3]):
+            return None, None, None, gTau, gInitial, None
+        # ------------------------------------------------------------------ back through the table
+        gWidth = (gLength * u - gTau * ratio).sum()
+        gX = (ladder.mT @ gLocal).reshape(table.X.shape)
+        gSpread = ladder.mT @ gFresh
+        gPast = torch.zeros_like(table.past).index_add_(0, index, local.mT @ gMoved)
+        gPowers, gFactor = gPast.split(K, -1)
+        count, powers_of_Phi, factor = ctx.clock.count, table.past[..., :K], table.past[..., K:]
+        if count > 1:
+            gColumns = reduction_vjp(factor[1:], table.past_rows, gFactor[1:])
+            gColumns = (gColumns * ctx.clock.earlier).sum(0)
+            gBlocks = gColumns.reshape(K, count, K).transpose(0, 1)
+            gPowers = gPowers + gBlocks @ table.whole.mT
+            gWhole = (powers_of_Phi.mT @ gBlocks).sum(0, keepdim=True)
+            gSum = reduction_vjp(table.whole, table.whole_rows, gWhole).reshape(-1)
+            scale = table.width.sqrt()
+            gSpread = gSpread + gSum * scale
+            gWidth = gWidth + (gSum * table.spread.sum(0)).sum() / (2 * scale)
+            gX = gX + matrix_powers_vjp(powers_of_Phi, gPowers)
+        gNoise = (
+            gSpread.reshape(DEGREE + 1, K, -1, G.shape[-1]) * const.moments[:, None, :, None]
+        ).sum(2)
+        gG = (table.X.mT @ gNoise).sum(0)
+        gX = (gX + gNoise @ G.mT) * const.inverse_factorials[:, None, None]
+        gGenerator = matrix_powers_vjp(table.generator_powers, gX)
+        gWidth = gWidth + (gGenerator * drift).sum()
+        return gGenerator * table.width, gG, gWidth / count, gTau, gInitial, None

@@ -1,0 +1,323 @@
+"""Rates b(s) > 0 and their clocks τ(s) = ∫₀ˢ b.
+
+A rate says how fast a process runs at time s; the transition needs only its integral. Each
+schedule knows both in closed form; for a function of the user's own one of the two is enough:
+`FromRate` integrates numerically, `FromIntegral` differentiates (the paper's two ways).
+`Monotone` is learned: its clock is a polynomial that rises for any value of its parameters and
+keeps both ends, τ(0) = 0 and τ(T), exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ornstein.linalg import gauss_legendre, powers
+
+
+class Float64Module(nn.Module):
+    """A module whose numbers stay float64 when the model around it is cast to another type."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float64Module:
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if tensor.is_floating_point() and moved.dtype != tensor.dtype:
+                return tensor.to(device=moved.device)  # the device of the cast, not its type
+            return moved
+
+        super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class Schedule(Float64Module):
+    """A positive rate on [0, horizon] with its integral; subclasses give `rate` and `integral`."""
+
+    horizon: float
+
+    def __init__(self, horizon: float = 1.0) -> None:
+        super().__init__()
+        self.horizon = positive_number(horizon, "horizon")
+
+    def rate(self, s: Tensor) -> Tensor:
+        """b(s), float64, of the shape of s."""
+        raise NotImplementedError
+
+    def integral(self, s: Tensor) -> Tensor:
+        """τ(s) = ∫₀ˢ b."""
+        raise NotImplementedError
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        """∫ᵣˢ b; overridden where the difference of two integrals would lose digits."""
+        return self.integral(s) - self.integral(r)
+
+    def shape(self) -> tuple[Any, ...] | None:
+        """What must be equal for two schedules to be proportional; None if that can't be known."""
+        return None
+
+    def size(self) -> float:
+        """The factor that goes with `shape`."""
+        return 1.0
+
+
+class Constant(Schedule):
+    """b(s) = value."""
+
+    def __init__(self, value: float = 1.0, horizon: float = 1.0) -> None:
+        super().__init__(horizon)
+        self.value = positive_number(value, "a constant rate")
+
+    def rate(self, s: Tensor) -> Tensor:
+        return torch.full_like(s, self.value)
+
+    def integral(self, s: Tensor) -> Tensor:
+        return self.value * s
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        return self.value * (s - r)
+
+    def shape(self) -> tuple[Any, ...]:
+        return ("linear", 1.0, self.horizon)
+
+    def size(self) -> float:
+        return self.value
+
+    def extra_repr(self) -> str:
+        return f"{self.value:g}"
+
+
+class Linear(Schedule):
+    """b(s) = start + (end − start)·s/horizon."""
+
+    def __init__(self, start: float = 0.1, end: float = 20.0, horizon: float = 1.0) -> None:
+        super().__init__(horizon)
+        self.start = positive_number(start, "the start of a linear rate")
+        self.end = positive_number(end, "the end of a linear rate")
+
+    def rate(self, s: Tensor) -> Tensor:
+        return self.start + (self.end - self.start) / self.horizon * s
+
+    def integral(self, s: Tensor) -> Tensor:
+        return s * (self.start + (self.end - self.start) / (2 * self.horizon) * s)
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        return (s - r) * (self.start + (self.end - self.start) / (2 * self.horizon) * (s + r))
+
+    def shape(self) -> tuple[Any, ...]:
+        return ("linear", self.end / self.start, self.horizon)
+
+    def size(self) -> float:
+        return self.start
+
+    def extra_repr(self) -> str:
+        return f"{self.start:g}, {self.end:g}"
+
+
+class Cosine(Schedule):
+    """exp(−τ(s)) = cos²a(s)/cos²a(0), a(s) linear: the cosine schedule, ended at a finite clock.
+
+    `offset` is the small angle at the start (as a fraction of the horizon) that keeps the rate
+    positive there; `total` is τ(horizon), by default that of `Linear()`.
+    """
+
+    def __init__(self, total: float = 10.05, offset: float = 0.008, horizon: float = 1.0) -> None:
+        super().__init__(horizon)
+        self.total = positive_number(total, "the total of a cosine schedule")
+        self.offset = positive_number(offset, "the offset of a cosine schedule")
+        self._first = self.offset / (1 + self.offset) * math.pi / 2
+        self._last = math.acos(math.cos(self._first) * math.exp(-self.total / 2))
+        self._slope = (self._last - self._first) / self.horizon
+
+    def rate(self, s: Tensor) -> Tensor:
+        return 2 * self._slope * torch.tan(self._first + self._slope * s)
+
+    def integral(self, s: Tensor) -> Tensor:
+        return self.between(torch.zeros_like(s), s)
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        # −2 log(cos b / cos a) = −2 log1p(−2 sin²(δ/2) − tan a·sin δ), δ = b − a: no cancellation
+        a, delta = self._first + self._slope * r, self._slope * (s - r)
+        return -2 * torch.log1p(-2 * torch.sin(delta / 2) ** 2 - torch.tan(a) * torch.sin(delta))
+
+    def shape(self) -> tuple[Any, ...]:
+        return ("cosine", self.total, self.offset, self.horizon)
+
+    def extra_repr(self) -> str:
+        return f"total={self.total:g}, offset={self.offset:g}"
+
+
+class Monotone(Schedule):
+    """A learned clock: τ(s) = τ_T·w(τ_base(s)/τ_T), w a rising polynomial with w(0)=0, w(1)=1.
+
+    In Bernstein form w = Σ_j c_j b_j / c_n with 0 = c_0 < c_1 < … (sums of exponentials of the
+    parameters), so it rises for any parameters and both ends are exact in floating point. It
+    starts equal to the base schedule.
+    """
+
+    def __init__(self, base: Schedule | None = None, degree: int = 8) -> None:
+        base = Linear() if base is None else base
+        super().__init__(base.horizon)
+        if degree < 1:
+            raise ValueError(f"Monotone got degree={degree}; expected an integer ≥ 1.")
+        self.base = base
+        self.degree = degree
+        self.logits = nn.Parameter(torch.zeros(degree, dtype=torch.float64))
+        binomials = [[math.comb(n, j) for j in range(n + 1)] for n in (degree, degree - 1)]
+        self.register_buffer("_up", torch.tensor(binomials[0], dtype=torch.float64), False)
+        self.register_buffer("_down", torch.tensor(binomials[1], dtype=torch.float64), False)
+        self._up: Tensor
+        self._down: Tensor
+
+    def _bernstein(self, binomials: Tensor, u: Tensor) -> Tensor:
+        """All Bernstein polynomials of a degree at u: (...,) -> (..., degree + 1)."""
+        degree = binomials.shape[0] - 1
+        return binomials * powers(u, degree) * powers(1 - u, degree).flip(-1)
+
+    def rate(self, s: Tensor) -> Tensor:
+        total = self._total(s)
+        steps = torch.softmax(self.logits, 0)
+        u = self.base.integral(s) / total
+        slope = self.degree * (self._bernstein(self._down, u) @ steps)
+        return self.base.rate(s) * slope
+
+    def integral(self, s: Tensor) -> Tensor:
+        total = self._total(s)
+        heights = torch.cumsum(torch.exp(self.logits - self.logits.detach().amax()), 0)
+        heights = heights / heights[-1]
+        u = self.base.integral(s) / total
+        return total * (self._bernstein(self._up, u)[..., 1:] @ heights)
+
+    def _total(self, s: Tensor) -> Tensor:
+        return self.base.integral(torch.full((), self.horizon, dtype=s.dtype, device=s.device))
+
+
+class FromRate(Schedule):
+    """A positive function of the user's own, integrated by Gauss–Legendre quadrature.
+
+    `function` maps a tensor of times to the rates there and should be smooth: the quadrature is
+    checked at construction, and refused where it has fewer than ten digits.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], horizon: float = 1.0, nodes: int = 64
+    ) -> None:
+        super().__init__(horizon)
+        self.function = function
+        x, w = gauss_legendre(nodes)
+        self.register_buffer("_nodes", torch.from_numpy(x.copy()), False)
+        self.register_buffer("_weights", torch.from_numpy(w.copy()), False)
+        self._nodes: Tensor
+        self._weights: Tensor
+        check_rate(self)
+        s = torch.linspace(0, self.horizon, 33, dtype=torch.float64)
+        with torch.no_grad():
+            whole, halves = self.integral(s), self.integral(s / 2) + self.between(s / 2, s)
+        error = ((whole - halves).abs() / halves.clamp(min=1e-300))[1:].max().item()
+        if not error < 1e-10:
+            raise ValueError(
+                f"FromRate could not integrate the given rate on [0, {self.horizon:g}]: {nodes} "
+                f"Gauss nodes and twice as many differ by {error:.1e} (relative); expected less "
+                "than 1e-10, which a smooth function reaches. Raise nodes=, smooth the rate, or "
+                "give its integral: FromIntegral(function)."
+            )
+
+    def rate(self, s: Tensor) -> Tensor:
+        return self.function(s).to(torch.float64)
+
+    def integral(self, s: Tensor) -> Tensor:
+        return self.between(torch.zeros_like(s), s)
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        length = (s - r).unsqueeze(-1)
+        return (self.rate(r.unsqueeze(-1) + length * self._nodes) * self._weights * length).sum(-1)
+
+
+class FromIntegral(Schedule):
+    """A rising function τ of the user's own, τ(0) = 0; the rate is its derivative (autograd)."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], horizon: float = 1.0) -> None:
+        super().__init__(horizon)
+        self.function = function
+        start = float(function(torch.zeros((), dtype=torch.float64)))
+        if not abs(start) < 1e-12:
+            raise ValueError(
+                f"FromIntegral got a clock with τ(0) = {start:g}; expected τ(0) = 0. "
+                "Subtract the value at 0 from your function."
+            )
+        check_rate(self)
+
+    def rate(self, s: Tensor) -> Tensor:
+        create = torch.is_grad_enabled()
+        with torch.enable_grad():
+            at = s if create and s.requires_grad else s.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.integral(at).sum(), at, create_graph=create)
+        return slope
+
+    def integral(self, s: Tensor) -> Tensor:
+        return self.function(s).to(torch.float64)
+
+
+def as_schedule(rate: Schedule | Callable[[Tensor], Tensor] | float, horizon: float) -> Schedule:
+    """A schedule as it is, a number as `Constant`, a function as `FromRate`."""
+    if isinstance(rate, Schedule):
+        if not math.isclose(rate.horizon, horizon):
+            raise ValueError(
+                f"the schedule {rate!r} runs to {rate.horizon:g} and the process to {horizon:g}; "
+                "expected one horizon. Pass the same horizon= to both."
+            )
+        return rate
+    if isinstance(rate, (int, float)):
+        return Constant(float(rate), horizon)
+    if callable(rate):
+        return FromRate(rate, horizon)
+    raise ValueError(
+        f"a rate was given as {type(rate).__name__}; expected a Schedule such as "
+        "ornstein.Linear(0.1, 20.0), a positive number, or a function of a tensor of times."
+    )
+
+
+def proportion(first: Schedule, second: Schedule) -> float | None:
+    """first / second where the two rates are known to be proportional at all times, else None."""
+    if first is second:
+        return 1.0
+    if first.shape() is None or first.shape() != second.shape():
+        return None
+    return first.size() / second.size()
+
+
+def check_rate(schedule: Schedule) -> None:
+    """Refuse a rate that is negative or not finite somewhere on a grid of its horizon."""
+    s = torch.linspace(0, schedule.horizon, 257, dtype=torch.float64)
+    try:
+        rate = schedule.rate(s)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"the rate function failed on a float64 tensor of 257 times ({error}); expected a "
+            "function that maps a tensor of times to a tensor of rates of the same shape."
+        ) from error
+    if rate.shape != s.shape:
+        raise ValueError(
+            f"the rate function maps times of shape {tuple(s.shape)} to {tuple(rate.shape)}; "
+            "expected the same shape. Return b(s) elementwise."
+        )
+    bad = ~(torch.isfinite(rate) & (rate >= 0)) | ((rate == 0) & (s > 0) & (s < schedule.horizon))
+    if bad.any():
+        where = int(bad.nonzero()[0])
+        raise ValueError(
+            f"the rate is {rate[where].item():g} at s = {s[where].item():g}; expected a positive, "
+            f"finite rate on [0, {schedule.horizon:g}]. Add a positive floor or change its range."
+        )
+
+
+def positive_number(value: float, what: str) -> float:
+    """value as a float, or a ValueError that says what was expected."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} was given as {value!r}; expected a positive number.") from error
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{what} was given as {number:g}; expected a positive, finite number.")
+    return number

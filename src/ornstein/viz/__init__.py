@@ -1,0 +1,8 @@
+"""Pictures and figures of a process, from its `Diagnosis`. Nothing here shows or prints."""
+
+from ornstein.viz.compare import overview
+from ornstein.viz.page import page
+from ornstein.viz.style import save
+from ornstein.viz.summary import Summary, curves, summarise
+
+__all__ = ["Summary", "curves", "overview", "page", "save", "summarise"]
