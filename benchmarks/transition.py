@@ -203,10 +203,11 @@ def race_textbook(
     def rival() -> tuple[Tensor, Tensor]:
         return textbook(process, s)
 
-    for ours, theirs in zip(automatic(), rival(), strict=True):
-        worst = float((ours - theirs).abs().max())
-        if worst > 1e-9:
-            raise ValueError(f"the textbook kernel differs by {worst:g}; expected < 1e-9.")
+    with torch.no_grad():  # (no graph may stay alive on this stream before a capture)
+        for ours, theirs in zip(automatic(), rival(), strict=True):
+            worst = float((ours - theirs).abs().max())
+            if worst > 1e-9:
+                raise ValueError(f"the textbook kernel differs by {worst:g}; expected < 1e-9.")
 
     def no_grad(work: Work) -> Work:
         def inner() -> object:

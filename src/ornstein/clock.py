@@ -169,7 +169,7 @@ class _Kernel(torch.autograd.Function):
         columns = [moved[..., K:], fresh]
         if initial is not None:
             columns.insert(0, Phi @ initial)
-        L, rows, error = orthogonal_reduction(torch.cat(columns, -1))
+        L, rows, error = orthogonal_reduction(torch.cat(columns, -1), any(ctx.needs_input_grad[:5]))
         if initial is None:
             error = torch.maximum(error, table.error[index])
         ctx.clock, ctx.table, ctx.given_x = clock, table, initial is not None

@@ -63,28 +63,29 @@ def _reflect(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return L, rows, error
 
 
-def _lapack(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _lapack(columns: Tensor, with_rows: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The same from LAPACK's reflections, ten times faster on a CPU, where L is far from singular.
 
     The product of L_kk/‖row k‖ bounds what rounding can do; where it is small, `_reflect` decides.
     """
-    Q, R = torch.linalg.qr(columns.mT)
+    Q, R = torch.linalg.qr(columns.mT, mode="reduced" if with_rows else "r")
     diagonal = torch.diagonal(R, dim1=-2, dim2=-1)
     share = (diagonal / torch.linalg.vector_norm(R, dim=-2)).prod(-1).abs()
     if not bool((share > 1e-6).all()):
         return _reflect(columns)
     flips = diagonal.sign().unsqueeze(-2)
-    return R.mT * flips, (Q * flips).mT, EPS / share
+    return R.mT * flips, (Q * flips).mT if with_rows else Q, EPS / share
 
 
-def orthogonal_reduction(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """columns = L · rows with L lower triangular, rows orthonormal; and L's relative error.
 
     columns: (..., K, N), N ≥ K -> (..., K, K), (..., K, N), (...). Gradient: `reduction_vjp`.
+    Without with_rows the rows may be left out (an empty tensor).
     """
     if columns.is_cuda or torch.compiler.is_compiling():
         return _reflect(columns)
-    return _lapack(columns)
+    return _lapack(columns, with_rows)
 
 
 def reduction_vjp(L: Tensor, rows: Tensor, grad: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class _LQ(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, columns: Tensor) -> tuple[Tensor, Tensor]:
-        L, rows, error = orthogonal_reduction(columns)
+        L, rows, error = orthogonal_reduction(columns, ctx.needs_input_grad[0])
         ctx.save_for_backward(L, rows)
         ctx.mark_non_differentiable(error)
         return L, error

@@ -200,16 +200,20 @@ def _working(dtype: torch.dtype) -> torch.dtype:
 
 
 def _mix(matrix: Tensor, state: Tensor, onto: Tensor | None = None, lower: bool = False) -> Tensor:
-    """Σ_j matrix[:, i, j] state[:, j] (+ onto): (B, K, K), (B, K, d) -> (B, K, d).
+    """Σ_j matrix[:, i, j] state[:, j] (+ onto, which is used up): (B, K, d).
 
-    Elementwise, not as a matrix product: K is small, one pass per variable is as fast, and reduced
-    precision modes of matrix units can't touch it. `lower` skips the zeros above the diagonal.
+    Elementwise, not as a matrix product: K is small, so that a pass per variable is as fast, and
+    reduced precision modes of matrix units can't touch it. `lower` skips zeros above the diagonal.
     """
-    rows = []
-    for i in range(matrix.shape[-2]):
-        first = 0 if onto is not None else 1
-        row = onto[:, i] if onto is not None else matrix[:, i, :1] * state[:, 0]
-        for j in range(first, i + 1 if lower else matrix.shape[-1]):
-            row = torch.addcmul(row, matrix[:, i, j, None], state[:, j])
-        rows.append(row)
-    return torch.stack(rows, 1)
+    tracked = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (matrix, state, onto)
+    )
+    y, first = (onto, 0) if onto is not None else (matrix[:, :, 0, None] * state[:, :1], 1)
+    for j in range(first, matrix.shape[-1]):
+        column, row = matrix[:, :, j, None], state[:, j : j + 1]
+        if tracked:
+            y = torch.addcmul(y, column, row)
+        else:
+            top = j if lower else 0
+            y[:, top:].addcmul_(column[:, top:], row)
+    return y
