@@ -21,6 +21,7 @@ ROOMS = [
     "panels",
     "transition",
     "matrices",
+    "process",
     "diffusion",
     "processes",
     "diagnostics",

@@ -1,7 +1,8 @@
 """ornstein: multivariate diffusion models with any linear noising process."""
 
 from ornstein.diagnostics import Diagnosis, diagnose
-from ornstein.diffusion import Diffusion, LinearSDE, Process
+from ornstein.diffusion import Diffusion, LinearSDE
+from ornstein.process import Process
 from ornstein.processes import (
     PRESETS,
     alda,

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ornstein.diffusion import Diffusion, Process
+from ornstein.diffusion import Diffusion
+from ornstein.process import Process
 from ornstein.transition import Transition
 
 

@@ -7,31 +7,18 @@ prior. Q and D are matrices, or modules of `matrices` that learn them. When the 
 proportional the process runs on one clock (`clock`); otherwise A(s) does not commute with itself
 and time-ordered series are used (`panels`). `LinearSDE` takes A and GGᵀ as functions and a prior
 covariance.
-
-In eager mode every call is checked and mistakes raise. Inside `torch.compile` or a CUDA graph
-nothing may be read back, so a kernel that would be wrong is filled with NaN instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ornstein import panels
-from ornstein.clock import (
-    STIFFNESS,
-    STIFFNESS_LIMIT,
-    Clock,
-    Solved,
-    constants,
-    earlier,
-    panel_count,
-)
-from ornstein.linalg import EPS, Tables
+from ornstein.clock import Clock, Solved, earlier, panel_count
 from ornstein.matrices import (
     Auxiliary,
     Fixed,
@@ -39,289 +26,16 @@ from ornstein.matrices import (
     Semidefinite,
     Skew,
     Vector,
-    as_float64,
     as_square,
     check_semidefinite,
     check_stationary,
 )
 from ornstein.panels import Panels
-from ornstein.schedules import (
-    Float64Module,
-    Linear,
-    Schedule,
-    as_schedule,
-    positive_number,
-    proportion,
-)
-from ornstein.transition import Given, Transition
+from ornstein.process import HEADROOM, Process
+from ornstein.schedules import Linear, Schedule, as_schedule, proportion
 
 Rate = Schedule | Callable[[Tensor], Tensor] | float
 MatrixFunction = Callable[[Tensor], Tensor]
-
-TOLERANCE = 1e-8  # a factor with a larger relative error is refused
-MOST_PANELS = 1024  # for matrices that vary in s
-HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph
-
-
-class Process(Float64Module):
-    """What every linear diffusion offers; `Diffusion` and `LinearSDE` are the two kinds."""
-
-    name: str
-    n_vars: int
-    horizon: float
-    auxiliary: Auxiliary
-    prior_covariance: Tensor
-
-    def __init__(self, name: str, n_vars: int, horizon: float) -> None:
-        super().__init__()
-        self.name, self.n_vars = name, n_vars
-        self.horizon = positive_number(horizon, "horizon")
-        self._count = 1  # panels
-        self._table: Tables | None = None
-        self._solved: Clock | Panels | None = None
-
-    # ---------------------------------------------------------------- what a kind supplies
-
-    def drift(self, s: Tensor | float) -> Tensor:
-        """A(s): (..., K, K) float64."""
-        raise NotImplementedError
-
-    def diffusion(self, s: Tensor | float) -> Tensor:
-        """G Gᵀ(s): (..., K, K) float64."""
-        raise NotImplementedError
-
-    def _build(self) -> Clock | Panels:
-        """The panels of the process as it is now."""
-        raise NotImplementedError
-
-    def _clock(self, s: Tensor) -> Tensor:
-        """What the panels are a function of."""
-        raise NotImplementedError
-
-    def _from(self, solution: Clock | Panels, start: Tensor, s: Tensor) -> Solved:
-        """Given the state at `start`, both (B,)."""
-        raise NotImplementedError
-
-    def _plan(self) -> None:
-        """Choose the panels on the host."""
-        raise NotImplementedError
-
-    # ---------------------------------------------------------------- what users call
-
-    @property
-    def device(self) -> torch.device:
-        return self.prior_covariance.device
-
-    @property
-    def learned(self) -> bool:
-        """Whether anything about the process has a gradient."""
-        return any(p.requires_grad for p in self.parameters())
-
-    def transition(
-        self, s: Tensor | float, given: Given = "x", start: Tensor | float = 0.0
-    ) -> Transition:
-        """q(y_s | x), or q(y_s | y_start) with given="state", for times s of any shape."""
-        if given not in ("x", "state"):
-            raise ValueError(
-                f"given={given!r}; expected 'x' (the auxiliary variables integrated out) or "
-                "'state' (all variables known)."
-            )
-        times, shape = self._times(s)
-        eager = not in_graph()
-        if eager:
-            self._check_times(times, "s")
-        solution = self._solution(eager)
-        starts: Tensor | float = 0.0
-        if isinstance(start, (int, float)) and start == 0:
-            initial = self.auxiliary.factor() if given == "x" else None
-            solved = solution.at(self._clock(times), initial)
-        else:
-            starts = self._starts(start, given, times, shape, eager)
-            solved = self._from(solution, starts, times)
-        if eager:
-            self._check_digits(solved, times, given)
-        else:
-            inside = (times >= starts) & (times <= self.horizon) & (solved.error <= TOLERANCE)
-            solved = _poison(solved, ~(inside & (solution.stiffness <= STIFFNESS_LIMIT)))
-        K = self.n_vars
-        return Transition(
-            propagator=solved.propagator.reshape(*shape, K, K),
-            cholesky=solved.cholesky.reshape(*shape, K, K),
-            direction=self.auxiliary.direction(),
-            given=given,
-            error=solved.error.reshape(shape),
-        )
-
-    def replan(self) -> None:
-        """Choose the panels anew for the matrices as they are now.
-
-        Eager calls do it by themselves. Call it now and then while a *learned* process trains
-        inside a compiled graph, whose panels can't change; the graph is then compiled again if
-        the matrices have outgrown it.
-        """
-        with torch.no_grad():
-            self._table = constants(self.device)
-            self._plan()
-        self._solved = None
-        if not self._parameters_exist():
-            with torch.no_grad():
-                solution = self._build()
-                self._solved = solution.kept() if isinstance(solution, Clock) else solution
-
-    # ---------------------------------------------------------------- inside
-
-    def _starts(
-        self, start: Tensor | float, given: Given, times: Tensor, shape: torch.Size, eager: bool
-    ) -> Tensor:
-        """The starts of a kernel given the state, checked: (B,)."""
-        if given == "x":
-            raise ValueError(
-                f"given='x' with start={start!r}; expected start=0, since x is known at time 0 "
-                "only. Use given='state' to start from a state at a later time."
-            )
-        starts, start_shape = self._times(start)
-        if start_shape not in (torch.Size(), shape):
-            raise ValueError(
-                f"start has shape {tuple(start_shape)} and s {tuple(shape)}; expected equal "
-                "shapes or a single start."
-            )
-        starts = starts.expand_as(times)
-        if eager:
-            self._check_times(starts, "start")
-            if bool((starts > times).any()):
-                raise ValueError(
-                    f"start reaches {starts.max().item():g}, later than s; expected start ≤ s "
-                    "for every pair. Swap them to go forward in time."
-                )
-        return starts
-
-    def _solution(self, eager: bool) -> Clock | Panels:
-        """The panels: kept for a fixed process, rebuilt for a learned one (re-planned in eager)."""
-        if self._solved is not None:
-            return self._solved
-        if self._table is None:
-            self.replan()
-        if self._solved is not None:
-            return self._solved
-        solution = self._build()
-        if eager and bool(solution.stiffness > STIFFNESS_LIMIT):
-            self.replan()
-            solution = self._build()
-        return solution
-
-    def _tables(self) -> Tables:
-        if self._table is None:
-            self._table = constants(self.device)
-        return self._table
-
-    def _times(self, s: Tensor | float) -> tuple[Tensor, torch.Size]:
-        """Times as a flat float64 tensor on the process's device, and their shape."""
-        if isinstance(s, Tensor):
-            times = s.to(device=self.device, dtype=torch.float64)
-        elif isinstance(s, (int, float)):
-            times = torch.full((), float(s), dtype=torch.float64, device=self.device)
-        else:
-            times = as_float64(s, "the times s").to(self.device)
-        return times.reshape(-1), times.shape
-
-    def _check_times(self, times: Tensor, what: str) -> None:
-        if times.numel() == 0:
-            return
-        low, high = (float(t) for t in times.detach().aminmax())
-        if not (low >= 0 and high <= self.horizon):
-            value = high if low >= 0 else low
-            raise ValueError(
-                f"{what} = {value:g} is outside the process's time; expected "
-                f"0 ≤ {what} ≤ {self.horizon:g}. Clamp the times, or build the process with a "
-                "longer horizon=."
-            )
-
-    def _check_digits(self, solved: Solved, times: Tensor, given: Given) -> None:
-        """Never return noise: say which time can't be had, and by how many digits."""
-        if bool((solved.error <= TOLERANCE).all()):
-            return
-        which = int(solved.error.nan_to_num(math.inf).argmax())
-        error, at = solved.error[which].item(), times[which].item()
-        if math.isnan(error):
-            raise ValueError(
-                f"the kernel of {self.name!r} at s = {at:g} is not a number; expected finite "
-                "matrices. Look for a parameter of the process that is NaN or infinite."
-            )
-        digits = 16 if math.isinf(error) else min(16, round(math.log10(error / EPS)))
-        raise ValueError(
-            f"the factor of {self.name!r} given {given} at s = {at:.6g} has lost {digits} of 16 "
-            "digits: its directions differ by more orders of magnitude than float64 can hold. "
-            f"Expected a relative error ≤ {TOLERANCE:g}. Use a larger s"
-            + (" or given='x'." if given == "state" else ".")
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Process:
-        super()._apply(fn, recurse)
-        if self._table is not None:
-            self._table = self._solved = None
-            if not any(p.is_meta for p in [*self.parameters(), *self.buffers()]):
-                self.replan()
-        return self
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self._table = self._solved = None  # the matrices may be others now
-
-    def _refine(self) -> None:
-        """For matrices that vary in s: double the panels until twice as many agree."""
-        headroom = HEADROOM if self._parameters_exist() else 1.0
-        times = torch.linspace(0, self.horizon, 34, dtype=torch.float64, device=self.device)[1:]
-        edges = self._first_edges(headroom)
-        coarse: tuple[Tensor, Solved] | None = None
-        difference = math.inf
-        while edges.shape[0] <= MOST_PANELS + 1:
-            self._edges = edges
-            solution = self._build()
-            fine = solution.at(times, None)
-            if coarse is not None:
-                before, difference = difference, _distance(coarse[1], fine)
-                # once it is small and no longer shrinks, what is left is rounding
-                if difference < 1e-12 or (difference < 1e-10 and difference > before / 4):
-                    self._edges = coarse[0]
-                    return
-            if float(solution.stiffness) < STIFFNESS_LIMIT:
-                coarse = edges, fine
-            middle = (edges[:-1] + edges[1:]) / 2
-            edges = torch.cat([edges[:1], torch.stack([middle, edges[1:]], 1).flatten()])
-        raise ValueError(
-            f"the kernel of {self.name!r} did not converge: {MOST_PANELS} panels and half as many "
-            f"differ by {difference:.1e} (relative), expected less than 1e-12. Its drift, "
-            "diffusion or rates are not smooth on the horizon; smooth kinks and jumps, or end the "
-            "horizon before a singularity."
-        )
-
-    def _first_edges(self, headroom: float) -> Tensor:
-        """2ᵐ panels that share out ∫‖A‖, the e-folds of the matrices' sizes, and a little time."""
-        grid = torch.linspace(0, self.horizon, 4097, dtype=torch.float64, device=self.device)
-        sizes = self._sizes(grid)  # (m, 4097)
-        norm = torch.linalg.matrix_norm(self.drift(grid))
-        work = torch.cumulative_trapezoid(norm, grid) * headroom / STIFFNESS
-        folds = (sizes / sizes.amax(-1, keepdim=True).clamp(min=1e-300)).clamp(min=1e-12).log()
-        folds = folds.diff().abs().sum(0).cumsum(0)
-        share = work + folds / 2 + 2 * grid[1:] / self.horizon
-        share = torch.cat([torch.zeros_like(share[:1]), share])
-        count = panel_count(STIFFNESS * float(share[-1]))
-        places = torch.linspace(0, 1, count + 1, dtype=torch.float64, device=self.device)[1:-1]
-        places = places * share[-1]
-        above = torch.searchsorted(share, places).clamp(1, grid.shape[0] - 1)
-        part = (places - share[above - 1]) / (share[above] - share[above - 1])
-        inner = grid[above - 1] + part * (grid[above] - grid[above - 1])
-        return torch.cat([grid[:1], inner, grid[-1:]])
-
-    def _sizes(self, s: Tensor) -> Tensor:
-        """Positive functions whose variation the panels must resolve: (m, len(s))."""
-        return torch.stack([torch.linalg.matrix_norm(f(s)) for f in (self.drift, self.diffusion)])
-
-    def _parameters_exist(self) -> bool:
-        return next(self.parameters(), None) is not None
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r}, n_vars={self.n_vars}, horizon={self.horizon:g}"
 
 
 class Diffusion(Process):
@@ -529,33 +243,3 @@ class LinearSDE(Process):
     def _from(self, solution: Clock | Panels, start: Tensor, s: Tensor) -> Solved:
         noise = panels.general(self.diffusion)
         return panels.between(self.drift, noise, self._edges, start, s, self._tables())
-
-
-def in_graph() -> bool:
-    """Whether values can't be read: traced by torch.compile, or captured in a CUDA graph."""
-    return torch.compiler.is_compiling() or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
-
-
-def _poison(solved: Solved, bad: Tensor) -> Solved:
-    """NaN wherever the kernel would be wrong."""
-    nan = torch.where(bad, math.nan, 0.0).to(solved.cholesky)
-    return Solved(
-        solved.propagator + nan[..., None, None],
-        solved.cholesky + nan[..., None, None],
-        solved.error + nan,
-    )
-
-
-def _distance(first: Solved, second: Solved) -> float:
-    """Largest difference of two solutions: of Φ relative to its size, of Σ to its deviations.
-
-    (Not of L: its small entries differ by rounding, which no panels can mend.)
-    """
-    phi = (first.propagator - second.propagator).abs().amax((-2, -1))
-    phi = phi / second.propagator.abs().amax((-2, -1))
-    deviation = torch.linalg.vector_norm(second.cholesky, dim=-1, keepdim=True)
-    a, b = first.cholesky / deviation, second.cholesky / deviation
-    covariance = (a @ a.mT - b @ b.mT).abs().amax((-2, -1))
-    return float(torch.maximum(phi, covariance).max())

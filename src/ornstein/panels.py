@@ -69,7 +69,7 @@ def _places(series: Series, index: Tensor, u: Tensor) -> Places:
 
 
 def _locate(series: Series, clock: Tensor) -> Places:
-    # u ∈ (0, 1]; (not searchsorted: compiled for CUDA by torch 2.11 it forgets where a slice starts)
+    # u ∈ (0, 1]. Not searchsorted: compiled for CUDA, torch 2.11 forgets where a slice starts.
     index = (clock.detach().unsqueeze(-1) > series.start[1:]).sum(-1)
     return _places(series, index, (clock - series.start[index]) / series.width[index])
 

@@ -19,8 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ornstein.diffusion import Diffusion, LinearSDE, Process, Rate
+from ornstein.diffusion import Diffusion, LinearSDE, Rate
 from ornstein.matrices import Matrix, Semidefinite, Skew, Vector
+from ornstein.process import Process
 from ornstein.schedules import Linear, Monotone, as_schedule, positive_number
 
 V0 = 0.04  # Var v₀ as a fraction of its stationary variance, where a preset is not told otherwise
