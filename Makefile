@@ -4,12 +4,15 @@ PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: quickstart test lint format bench clean
+.PHONY: quickstart test test-quick lint format bench clean
 
 quickstart: .venv/.core  ## look at every preset: a table, and pictures in runs/quickstart
 	$(BIN)/ornstein quickstart
 
-test: lint  ## lint, types and all tests
+test: lint  ## lint, types and all tests, the slow ones too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+test-quick: .venv/.test  ## the tests without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/.test
@@ -22,7 +25,8 @@ format: .venv/.test
 	$(BIN)/ruff format .
 
 bench: .venv/.test  ## ratios measured in one run, on this machine
-	$(BIN)/python benchmarks/transition.py
+	$(BIN)/python -m benchmarks.transition
+	$(BIN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

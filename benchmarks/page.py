@@ -104,7 +104,7 @@ def page() -> str:
         "",
         "## Speed on a CPU",
         "",
-        "`python benchmarks/transition.py --device cpu`, one thread. *Automatic* is "
+        "`python -m benchmarks.transition --device cpu`, one thread. *Automatic* is "
         "`process.transition(s)`; *hand-derived* the CLD kernel written out; *textbook* "
         "`torch.linalg.matrix_exp` of the 2K×2K block with a Cholesky factorisation.",
         "",
@@ -114,7 +114,7 @@ def page() -> str:
         "",
         "## Speed on a GPU",
         "",
-        "`python benchmarks/transition.py --device cuda`. Everything but the textbook way is "
+        "`python -m benchmarks.transition --device cuda`. Everything but the textbook way is "
         "captured in a CUDA graph and replayed; the textbook way reads norms on the host and can't "
         "be. *Compiled* went through `torch.compile` before the capture.",
         "",

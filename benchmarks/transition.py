@@ -1,6 +1,6 @@
 """The automatic kernel against its rivals, measured in one run: ratios on the screen, JSON on disk.
 
-    python benchmarks/transition.py [--out results.json] [--quick]
+    python -m benchmarks.transition [--out results.json] [--quick]
 
 Rivals: (a) the CLD kernel derived by hand, (b) the textbook way, `torch.linalg.matrix_exp` of the
 2K×2K block followed by `torch.linalg.cholesky`. Contenders are timed in alternation, round after

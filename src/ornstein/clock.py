@@ -40,8 +40,8 @@ from ornstein.linalg import (
 )
 
 DEGREE = 24  # of the power series: 2²⁵/25! = 2e-18
-COLUMNS = 12  # Legendre columns per noise: the first one left out is 4e-12 of the first kept
-NODES = 24  # Gauss nodes where quadrature is used
+COLUMNS = 10  # Legendre columns per noise: the first left out is 7e-9 of the first, squared in Σ
+NODES = 16  # Gauss nodes where quadrature is used: exact to degree 31
 DRIFT_DEGREE = 8  # of the polynomial that stands for a varying drift on a panel
 STIFFNESS = 2.0  # ‖wA‖ that panels are planned for …
 STIFFNESS_LIMIT = 3.0  # … and the largest at which the series still has 1e-13
@@ -186,7 +186,7 @@ class _Kernel(torch.autograd.Function):
         drift, G, initial, ratio, u, index, ladder, local, root, fresh, Phi, L, rows = (
             ctx.saved_tensors
         )
-        K, B = drift.shape[-1], u.shape[0]
+        K = drift.shape[-1]
         columns = reduction_vjp(L, rows, gL)
         gInitial = None
         if ctx.given_x:
@@ -194,21 +194,23 @@ class _Kernel(torch.autograd.Function):
                 [initial.shape[-1], columns.shape[-1] - initial.shape[-1]], -1
             )
             gPhi = gPhi + gStart @ initial.mT
-            gInitial = (Phi.mT @ gStart).sum(0)
+            if ctx.needs_input_grad[4]:
+                gInitial = (Phi.mT @ gStart).sum(0)
         gMoved = torch.cat([gPhi, columns[..., :K]], -1)
-        gLocal = (gMoved @ table.past[index].mT).reshape(B, -1)
+        gLocal = (gMoved @ table.past[index].mT).flatten(1)
         gFresh = columns[..., K:]
-        gLength = zero_where_undefined((gFresh * fresh).sum((-2, -1)) / (2 * u * table.width))
-        gFresh = gFresh.reshape(B, -1) * root
-        gLadder = gFresh @ table.spread.mT + gLocal @ table.X.flatten(1).mT
-        gu = powers_vjp(ladder, gLadder) + gLength * table.width
-        gTau = gu / table.width
+        gScaled = gFresh.flatten(1) * root
+        gTau = gLength = None
+        if any(ctx.needs_input_grad[2:4]):  # the clock itself: times, or a learned rate
+            gLength = (gFresh * fresh).sum((-2, -1)) / (2 * u * table.width)
+            gLength = zero_where_undefined(gLength)
+            gLadder = gScaled @ table.spread.mT + gLocal @ table.X.flatten(1).mT
+            gTau = powers_vjp(ladder, gLadder) / table.width + gLength
         if not any(ctx.needs_input_grad[:3]):
             return None, None, None, gTau, gInitial, None
         # ------------------------------------------------------------------ back through the table
-        gWidth = (gLength * u - gTau * ratio).sum()
         gX = (ladder.mT @ gLocal).reshape(table.X.shape)
-        gSpread = ladder.mT @ gFresh
+        gSpread = ladder.mT @ gScaled
         gPast = torch.zeros_like(table.past).index_add_(0, index, local.mT @ gMoved)
         gPowers, gFactor = gPast.split(K, -1)
         count, powers_of_Phi, factor = ctx.clock.count, table.past[..., :K], table.past[..., K:]
@@ -221,7 +223,6 @@ class _Kernel(torch.autograd.Function):
             gSum = reduction_vjp(table.whole, table.whole_rows, gWhole).reshape(-1)
             scale = table.width.sqrt()
             gSpread = gSpread + gSum * scale
-            gWidth = gWidth + (gSum * table.spread.sum(0)).sum() / (2 * scale)
             gX = gX + matrix_powers_vjp(powers_of_Phi, gPowers)
         gNoise = (
             gSpread.reshape(DEGREE + 1, K, -1, G.shape[-1]) * const.moments[:, None, :, None]
@@ -229,5 +230,10 @@ class _Kernel(torch.autograd.Function):
         gG = (table.X.mT @ gNoise).sum(0)
         gX = (gX + gNoise @ G.mT) * const.inverse_factorials[:, None, None]
         gGenerator = matrix_powers_vjp(table.generator_powers, gX)
-        gWidth = gWidth + (gGenerator * drift).sum()
-        return gGenerator * table.width, gG, gWidth / count, gTau, gInitial, None
+        gTotal = None
+        if gTau is not None:
+            gWidth = (gLength * u - gTau * ratio).sum() + (gGenerator * drift).sum()
+            if count > 1:
+                gWidth = gWidth + (gSum * table.spread.sum(0)).sum() / (2 * scale)
+            gTotal = gWidth / count
+        return gGenerator * table.width, gG, gTotal, gTau, gInitial, None

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-EPS = 2.0**-52
+EPS = 2.0**-53  # what rounding can do to one result, relatively
 
 
 def _reflect(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +101,11 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for small a and long rows of b; on a CPU the batched product is slow for few rows."""
     if a.is_cuda or a.shape[-1] > 4:
         return a @ b
-    return (a.unsqueeze(-1) * b.contiguous().unsqueeze(-3)).sum(-2)
+    b = b.contiguous()
+    out = a[..., :1] * b[..., :1, :]
+    for j in range(1, a.shape[-1]):
+        out.addcmul_(a[..., j : j + 1], b[..., j : j + 1, :])
+    return out
 
 
 class _LQ(torch.autograd.Function):
@@ -146,7 +150,7 @@ def semidefinite_factor(matrix: Tensor) -> Tensor:
         left = torch.diagonal(rest, dim1=-2, dim2=-1)
         share = torch.where(own > 0, left / own, 0.0).detach()
         best = share.argmax(-1, keepdim=True)  # (..., 1)
-        used = share.gather(-1, best) > 32 * K * EPS
+        used = share.gather(-1, best) > 64 * K * EPS
         root = torch.where(used, left.gather(-1, best), 1.0).sqrt()
         row = rest.gather(-2, best.unsqueeze(-1).expand(*best.shape, K)).squeeze(-2)
         column = torch.where(used, row / root, 0.0).scatter(-1, best, root * used)
@@ -267,12 +271,11 @@ class _PowerSeries(torch.autograd.Function):
         # ā_j = Σ_k λ_{k+1} X_{k−j}ᵀ: slide along X, whose blocks run from high to low k
         left = lam[:, : degree * K].reshape(n, degree, K, K).flip(1)
         left = left.permute(0, 2, 1, 3).reshape(n, K, degree * K)
-        size = (degree + width) * K * K
-        blocks = X.as_strided(  # [n, k, b, j, a] = X_{k−j}[a, b]
-            (n, degree, K, width, K), (size, K * K, 1, K * K, K), K * K
-        )
-        flat = left @ blocks.reshape(n, degree * K, width * K)
-        return flat.reshape(n, K, width, K).transpose(1, 2), None
+        turned = X.reshape(n, degree + width, K, K).mT.contiguous()
+        grads = [
+            left @ turned[:, 1 + j : 1 + j + degree].reshape(n, degree * K, K) for j in range(width)
+        ]
+        return torch.stack(grads, 1), None
 
 
 def power_series(a: Tensor, degree: int) -> Tensor:

@@ -63,7 +63,7 @@ class Local(Protocol):
 def _places(series: Series, index: Tensor, u: Tensor) -> Places:
     """Places u in the panels of these indices, both (B,)."""
     ladder, K = powers(u, DEGREE), series.forward.shape[-1]
-    Phi = ladder.unsqueeze(-2) @ series.forward[index].flatten(2)
+    Phi = (ladder.unsqueeze(-1) * series.forward[index].flatten(2)).sum(-2)
     length = series.width[index] * u
     return Places(index, ladder, series.start[index], length, Phi.reshape(-1, K, K))
 
@@ -79,7 +79,7 @@ class Rated:
     """A any function of s, GGᵀ = rate(s)·ĜĜᵀ with one scalar rate."""
 
     series: Series
-    F: Tensor  # (n, degree + 1, K·R): the power series of Φ⁻¹Ĝ
+    F: Tensor  # (n, K·R, degree + 1): the power series of Φ⁻¹Ĝ
     rate: Callable[[Tensor], Tensor]
     table: Tables
 
@@ -93,8 +93,8 @@ class Rated:
         rate = self.rate(at.start.unsqueeze(-1) + at.length.unsqueeze(-1) * table.nodes)
         gram = (table.at_nodes * rate.unsqueeze(-2)) @ table.at_nodes.mT
         factor = torch.linalg.cholesky_ex(gram).L  # (B, P, P), condition ≤ that of the rate
-        mixing = at.ladder.unsqueeze(-1) * table.moments  # (B, degree + 1, P)
-        columns = (self.F[at.index].mT @ mixing) @ factor * safe_sqrt(at.length)[:, None, None]
+        terms = self.F[at.index] * at.ladder.unsqueeze(-2)  # (B, K·R, degree + 1)
+        columns = (terms @ table.moments) @ factor * safe_sqrt(at.length)[:, None, None]
         K = at.propagator.shape[-1]
         return at.propagator @ columns.unflatten(-2, (K, -1)).flatten(-2)
 
@@ -151,7 +151,12 @@ Noise = Callable[[Series, Tables], Local]  # what makes of a series a way to mov
 
 def rated(G: Tensor, rate: Callable[[Tensor], Tensor]) -> Noise:
     """Noise GGᵀ = rate(s)·ĜĜᵀ."""
-    return lambda series, table: Rated(series, (series.backward @ G).flatten(2), rate, table)
+
+    def local(series: Series, table: Tables) -> Local:
+        F = (series.backward @ G).flatten(2).mT.contiguous()
+        return Rated(series, F, rate, table)
+
+    return local
 
 
 def general(diffusion: Callable[[Tensor], Tensor]) -> Noise:

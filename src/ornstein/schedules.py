@@ -162,8 +162,14 @@ class Monotone(Schedule):
         super().__init__(base.horizon)
         if degree < 1:
             raise ValueError(f"Monotone got degree={degree}; expected an integer ≥ 1.")
+        if any(True for _ in base.parameters()):
+            raise ValueError(
+                f"Monotone got a base with parameters of its own, {base!r}; expected a fixed "
+                "schedule such as Linear(0.1, 20.0). Learn one of the two."
+            )
         self.base = base
         self.degree = degree
+        self.total = float(base.integral(torch.tensor(self.horizon, dtype=torch.float64)))
         self.logits = nn.Parameter(torch.zeros(degree, dtype=torch.float64))
         binomials = [[math.comb(n, j) for j in range(n + 1)] for n in (degree, degree - 1)]
         self.register_buffer("_up", torch.tensor(binomials[0], dtype=torch.float64), False)
@@ -177,21 +183,15 @@ class Monotone(Schedule):
         return binomials * powers(u, degree) * powers(1 - u, degree).flip(-1)
 
     def rate(self, s: Tensor) -> Tensor:
-        total = self._total(s)
-        steps = torch.softmax(self.logits, 0)
-        u = self.base.integral(s) / total
-        slope = self.degree * (self._bernstein(self._down, u) @ steps)
-        return self.base.rate(s) * slope
+        steps = self.degree * torch.softmax(self.logits, 0)
+        u = self.base.integral(s) / self.total
+        return self.base.rate(s) * (self._bernstein(self._down, u) @ steps)
 
     def integral(self, s: Tensor) -> Tensor:
-        total = self._total(s)
         heights = torch.cumsum(torch.exp(self.logits - self.logits.detach().amax()), 0)
         heights = heights / heights[-1]
-        u = self.base.integral(s) / total
-        return total * (self._bernstein(self._up, u)[..., 1:] @ heights)
-
-    def _total(self, s: Tensor) -> Tensor:
-        return self.base.integral(torch.full((), self.horizon, dtype=s.dtype, device=s.device))
+        u = self.base.integral(s) / self.total
+        return self.total * (self._bernstein(self._up, u)[..., 1:] @ heights)
 
 
 class FromRate(Schedule):
