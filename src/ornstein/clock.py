@@ -45,6 +45,8 @@ NODES = 16  # Gauss nodes where quadrature is used: exact to degree 31
 DRIFT_DEGREE = 8  # of the polynomial that stands for a varying drift on a panel
 STIFFNESS = 2.0  # ‖wA‖ that panels are planned for …
 STIFFNESS_LIMIT = 3.0  # … and the largest at which the series still has 1e-13
+MOST_PANELS = 2048
+CHUNK = 128  # panels whose factors are found at a time where no gradient is wanted
 
 
 def constants(device: torch.device) -> Tables:
@@ -54,12 +56,19 @@ def constants(device: torch.device) -> Tables:
 
 def panel_count(stiffness: float, headroom: float = 1.0) -> int:
     """A power of two of panels for a total ∫‖A‖ of `stiffness`."""
+    if stiffness > STIFFNESS * MOST_PANELS:
+        raise ValueError(
+            f"the process is too stiff: ∫‖A‖ over its horizon is {stiffness:.3g}; expected at most "
+            f"{STIFFNESS * MOST_PANELS:g}. It has forgotten everything long before: end its clock "
+            "earlier (smaller rates or horizon)."
+        )
     if not math.isfinite(stiffness):
         raise ValueError(
             f"the matrices of the process have size {stiffness:g}; expected finite numbers. Look "
             "for a parameter that is NaN or infinite."
         )
-    return 2 ** max(0, math.ceil(math.log2(max(stiffness * headroom / STIFFNESS, 1.0))))
+    panels = max(0, math.ceil(math.log2(max(stiffness * headroom / STIFFNESS, 1.0))))
+    return min(2**panels, MOST_PANELS)
 
 
 @dataclass(frozen=True)
@@ -99,13 +108,14 @@ class Clock:
     table: Table | None = None  # kept where nothing about the process is learned
 
     @property
-    def stiffness(self) -> Tensor:
-        """‖wA‖."""
-        return torch.linalg.vector_norm(self.drift.detach()) * self.total.detach() / self.count
+    def sound(self) -> Tensor:
+        """Whether the panels still fit the matrices: ()."""
+        stiffness = torch.linalg.vector_norm(self.drift.detach()) * self.total.detach() / self.count
+        return stiffness <= STIFFNESS_LIMIT
 
     def kept(self) -> Clock:
         """The same with its table computed once."""
-        return replace(self, table=_tabulate(self.drift, self.G, self.total, self))
+        return replace(self, table=_tabulate(self.drift, self.G, self.total, self, False))
 
     def at(self, tau: Tensor, initial: Tensor | None) -> Solved:
         """tau: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
@@ -115,7 +125,9 @@ class Clock:
         return Solved(Phi, L, error)
 
 
-def _tabulate(drift: Tensor, G: Tensor, total: Tensor, clock: Clock) -> Table:
+def _tabulate(
+    drift: Tensor, G: Tensor, total: Tensor, clock: Clock, with_rows: bool = True
+) -> Table:
     K, count, const = drift.shape[-1], clock.count, clock.constants
     width = total / count
     ladder = matrix_powers(drift * width, DEGREE + 1)
@@ -126,11 +138,14 @@ def _tabulate(drift: Tensor, G: Tensor, total: Tensor, clock: Clock) -> Table:
     )
     Phi = matrix_powers(X.sum(0), count)
     columns = (Phi @ whole).transpose(0, 1).reshape(1, K, -1)
-    factor, past_rows = columns.new_zeros(1, K, K), columns
-    if count > 1:
-        later, past_rows, _ = orthogonal_reduction(columns * clock.earlier)
-        factor = torch.cat([factor, later])
-    past = torch.cat([Phi, factor], -1)
+    factors, past_rows = [columns.new_zeros(1, K, K)], columns
+    chunk = count if with_rows else CHUNK  # the rows are for the gradient, and large
+    for first in range(0, count - 1, chunk):
+        last = min(first + chunk, count - 1)
+        mask = clock.earlier[first:last, :, : (last + 1) * K]
+        later, past_rows, _ = orthogonal_reduction(columns[..., : (last + 1) * K] * mask, with_rows)
+        factors.append(later)
+    past = torch.cat([Phi, torch.cat(factors)], -1)
     errors = torch.cat([torch.zeros_like(error), error.expand(count - 1)])
     return Table(width, X, spread, past, errors, whole, whole_rows, past_rows, ladder)
 

@@ -8,7 +8,7 @@ variance ς² per coordinate:
     distance to prior  KL(N(r m, Σ + r rᵀς²) ‖ π), zero when y_s has forgotten the data
     memory             ‖Σπ^(-1/2) Φ Σπ^(1/2)‖₂, the largest part of any start that is left at s
     auxiliary use      I(x; v_s) = ½ log(1 + ς² r_vᵀ Σ_vv⁻¹ r_v) for Gaussian data (paper, app. B):
-                       zero at all times when Q + D is diagonal and v₀ does not depend on x
+                       zero at all times when (Q + D)S is diagonal and v₀ does not depend on x
     condition          ratio of the largest and smallest singular value of L
 """
 
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from ornstein.diffusion import Diffusion
+from ornstein.linalg import lower_inverse
+from ornstein.matrices import as_float64
 from ornstein.process import Process
 from ornstein.transition import Transition
 
@@ -55,7 +57,9 @@ class Diagnosis:
         return bool((self.auxiliary_information > 0).any())
 
     def time_of_noise(self, standard_error: float) -> float | None:
-        """The first time at which x is known no better than this, or None."""
+        """The first time at which x is known no better than this, or None off the grid."""
+        if not standard_error > 0:
+            raise ValueError(f"standard_error={standard_error!r}; expected a positive number.")
         return _crossing(self.times, self.snr, standard_error**-2)
 
     def forgotten_at(self, part: float = 0.01) -> float | None:
@@ -65,13 +69,11 @@ class Diagnosis:
 
 
 def _crossing(times: Tensor, falling: Tensor, level: float) -> float | None:
-    """Where a falling curve reaches a level, by interpolation in both logarithms."""
+    """Where a falling curve crosses a level, by interpolation in both logarithms, or None."""
     below = (falling <= level).nonzero()
-    if not len(below):
+    if not len(below) or int(below[0, 0]) == 0:
         return None
     i = int(below[0, 0])
-    if i == 0:
-        return float(times[0])
     t, f = times[i - 1 : i + 1].log(), falling[i - 1 : i + 1].log()
     return float(torch.exp(t[0] + (math.log(level) - f[0]) / (f[1] - f[0]) * (t[1] - t[0])))
 
@@ -83,16 +85,24 @@ def diagnose(
     times: Tensor | None = None,
 ) -> Diagnosis:
     """Look at a process over time: by default 499 times, from 1e-5 to all of the horizon."""
-    if not (math.isfinite(data_variance) and data_variance >= 0 and math.isfinite(data_mean)):
+    if not isinstance(process, Process):
+        raise ValueError(
+            f"diagnose got {type(process).__name__}; expected a process, for example "
+            "ornstein.cld()."
+        )
+    if not (
+        all(isinstance(v, (int, float)) and math.isfinite(v) for v in (data_variance, data_mean))
+        and data_variance >= 0
+    ):
         raise ValueError(
             f"data_variance={data_variance!r}, data_mean={data_mean!r}; expected a finite mean "
             "and a finite variance ≥ 0, per data coordinate."
         )
     if times is None:
-        log, even = torch.logspace(-5, 0, 300), torch.linspace(0, 1, 201)[1:-1]
-        times = process.horizon * torch.cat([log, even]).to(torch.float64).sort().values
-        times[-1] = process.horizon
-    times = times.to(device=process.device, dtype=torch.float64)
+        log = torch.logspace(-5, 0, 300, dtype=torch.float64, device="cpu")
+        even = torch.linspace(0, 1, 201, dtype=torch.float64, device="cpu")[1:-1]
+        times = process.horizon * torch.cat([log[:-1], even, torch.ones_like(log[-1:])])
+    times = as_float64(times, "times").reshape(-1).sort().values.to(process.device)
     with torch.no_grad():
         kernel = process.transition(times, given="x")
         prior = torch.linalg.cholesky(process.prior_covariance)
@@ -108,7 +118,7 @@ def diagnose(
             distance=_distance(kernel, prior, data_variance, data_mean),
             memory=_memory(kernel, prior),
             auxiliary_information=auxiliary_information(kernel, data_variance),
-            condition=torch.linalg.cond(kernel.cholesky),
+            condition=_condition(kernel),
             commutes=process.commutes if isinstance(process, Diffusion) else None,
             slowest_rate=rate,
             stationary=stationary,
@@ -151,6 +161,12 @@ def _distance(kernel: Transition, prior: Tensor, variance: float, mean: float) -
         error=kernel.error,
     )
     return prior_gap(marginal, prior, mean**2)
+
+
+def _condition(kernel: Transition) -> Tensor:
+    """‖L‖‖L⁻¹‖: the inverse of a triangular matrix keeps its digits where an SVD loses them."""
+    inverse = lower_inverse(kernel.cholesky)
+    return torch.linalg.matrix_norm(kernel.cholesky, 2) * torch.linalg.matrix_norm(inverse, 2)
 
 
 def _memory(kernel: Transition, prior: Tensor) -> Tensor:

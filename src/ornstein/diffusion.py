@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from ornstein.matrices import (
     Skew,
     Vector,
     as_square,
+    as_symmetric,
     check_semidefinite,
     check_stationary,
 )
@@ -59,9 +61,10 @@ class Diffusion(Process):
         learn_v0_coupling: bool = False,
     ) -> None:
         make_Q = Q if isinstance(Q, Skew) else Fixed(as_square(Q, "Q"))
-        make_D = D if isinstance(D, Semidefinite) else Fixed(as_square(D, "D"))
+        make_D = D if isinstance(D, Semidefinite) else Fixed(as_symmetric(D, "D"))
         q, d = make_Q().detach(), make_D().detach()
-        precision = torch.eye(len(q), dtype=torch.float64) if S is None else as_square(S, "S")
+        eye = torch.eye(len(q), dtype=torch.float64, device="cpu")
+        precision = eye if S is None else as_symmetric(S, "S", definite=True)
         check_stationary(q, d, precision)
         super().__init__(name, len(q), horizon)
         base = as_schedule(Linear(horizon=self.horizon) if rate is None else rate, self.horizon)
@@ -69,8 +72,6 @@ class Diffusion(Process):
         self.rate_q = base if rate_q is None else as_schedule(rate_q, self.horizon)
         self.rate_d = base if rate_d is None else as_schedule(rate_d, self.horizon)
         self.register_buffer("S", precision)
-        covariance = torch.linalg.inv(precision)
-        self.register_buffer("prior_covariance", (covariance + covariance.mT) / 2, False)
         self.auxiliary = Auxiliary(
             v0_variance, v0_coupling, self.n_vars - 1, learn_v0_variance, learn_v0_coupling
         )
@@ -91,8 +92,13 @@ class Diffusion(Process):
         return self.make_D()
 
     @property
+    def prior_covariance(self) -> Tensor:
+        covariance = torch.linalg.inv(self.S)
+        return (covariance + covariance.mT) / 2
+
+    @property
     def commutes(self) -> bool:
-        """Whether A(s) commutes with itself at all times, so that one clock is enough."""
+        """Whether the two rates are known to be proportional, so that one clock is enough."""
         return self.ratio is not None
 
     def drift(self, s: Tensor | float) -> Tensor:
@@ -105,6 +111,17 @@ class Diffusion(Process):
 
     def _sizes(self, s: Tensor) -> Tensor:
         return torch.stack([self.rate_q.rate(s), self.rate_d.rate(s)])
+
+    def _sound(self, solution: Clock | Panels) -> Tensor:
+        sound = solution.sound
+        for rate in {self.rate_q, self.rate_d}:
+            rate_sound = rate.sound()
+            sound = sound if rate_sound is None else sound & rate_sound
+        return sound
+
+    def _check_rates(self) -> None:
+        for rate in (self.rate_q, self.rate_d):
+            rate.check()
 
     def _drift(self) -> MatrixFunction:
         turn, damp = -self.Q @ self.S, -self.D @ self.S
@@ -152,7 +169,9 @@ class Diffusion(Process):
 
     def _from(self, solution: Clock | Panels, start: Tensor, s: Tensor) -> Solved:
         if self.ratio is not None:  # a shorter clock from zero is the same law
-            return solution.at(self.rate_d.between(start, s), None)
+            tau, lost = self.rate_d.between(start, s), self.rate_d.lost_between(start, s)
+            solved = solution.at(tau, None)
+            return replace(solved, error=torch.maximum(solved.error, lost))
         noise = panels.rated(self._noise(), self.rate_d.rate)
         return panels.between(self._drift(), noise, self._edges, start, s, self._tables())
 
@@ -164,6 +183,8 @@ class LinearSDE(Process):
     K = 1 they may return (*shape) as well. They should be smooth on [0, horizon]. Functions that
     are modules become submodules, and their parameters are learned.
     """
+
+    prior: Tensor
 
     def __init__(
         self,
@@ -177,22 +198,22 @@ class LinearSDE(Process):
         learn_v0_variance: bool = False,
         learn_v0_coupling: bool = False,
     ) -> None:
-        prior = as_square(prior_covariance, "prior_covariance")
-        check_semidefinite(prior, "prior_covariance", definite=True)
+        prior = as_symmetric(prior_covariance, "prior_covariance", definite=True)
         super().__init__(name, len(prior), horizon)
         self._drift_function, self._diffusion_function = drift, diffusion
-        self.register_buffer("prior_covariance", prior)
+        self.register_buffer("prior", prior)
         self.auxiliary = Auxiliary(
             v0_variance, v0_coupling, self.n_vars - 1, learn_v0_variance, learn_v0_coupling
         )
-        grid = torch.linspace(0, self.horizon, 65, dtype=torch.float64)
-        with torch.no_grad():
-            self._check_function(self.drift, grid, "drift")
-            for s, matrix in zip(
-                grid, self._check_function(self.diffusion, grid, "diffusion"), strict=True
-            ):
-                check_semidefinite(matrix, f"diffusion({s.item():g})")
+        grid = torch.linspace(0, self.horizon, 65, dtype=torch.float64, device="cpu")
+        self._check_function(drift, grid, "drift")
+        for s, matrix in zip(grid, self._check_function(diffusion, grid, "diffusion"), strict=True):
+            check_semidefinite(matrix, f"diffusion({s.item():g})")
         self.replan()
+
+    @property
+    def prior_covariance(self) -> Tensor:
+        return self.prior
 
     def drift(self, s: Tensor | float) -> Tensor:
         return self._matrices(self._drift_function, s)
@@ -210,12 +231,27 @@ class LinearSDE(Process):
     def _check_function(self, function: MatrixFunction, grid: Tensor, what: str) -> Tensor:
         try:
             value = function(grid)
-        except (TypeError, RuntimeError, AttributeError, IndexError) as error:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"it returned {type(value).__name__}, not a tensor")
+        except (TypeError, RuntimeError, AttributeError, IndexError, ValueError) as error:
             raise ValueError(
                 f"{what} failed on a float64 tensor of {len(grid)} times ({error}); expected a "
                 "function that maps times of any shape to (*shape, K, K)."
             ) from error
         expected = (*grid.shape, self.n_vars, self.n_vars)
+        if self.n_vars == 1 and value.shape == grid.shape:
+            value = value[..., None, None]
+        if value.dtype != torch.float64:
+            raise ValueError(
+                f"{what} maps float64 times to {value.dtype}; expected float64, since kernels need "
+                "its digits. Build its matrices with dtype=torch.float64."
+            )
+        if value.requires_grad and not self._parameters_exist():
+            raise ValueError(
+                f"{what} depends on a tensor that requires a gradient, which the process can't "
+                "see. Expected an nn.Module that owns its parameters; pass one as the function."
+            )
+        value = value.detach()
         if value.shape != expected:
             raise ValueError(
                 f"{what} maps {len(grid)} times to shape {tuple(value.shape)}; expected "

@@ -26,7 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-EPS = 2.0**-53  # what rounding can do to one result, relatively
+EPS = 2.0**-52
+
+
+def in_graph() -> bool:
+    """Whether values can't be read: traced by torch.compile, or captured in a CUDA graph."""
+    return torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _reflect(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +81,7 @@ def _lapack(columns: Tensor, with_rows: bool) -> tuple[Tensor, Tensor, Tensor]:
     if not bool((share > 1e-6).all()):
         return _reflect(columns)
     flips = diagonal.sign().unsqueeze(-2)
-    return R.mT * flips, (Q * flips).mT if with_rows else Q, EPS / share
+    return torch.tril(R.mT * flips), (Q * flips).mT if with_rows else Q, EPS / share
 
 
 def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,7 +157,7 @@ def semidefinite_factor(matrix: Tensor) -> Tensor:
         left = torch.diagonal(rest, dim1=-2, dim2=-1)
         share = torch.where(own > 0, left / own, 0.0).detach()
         best = share.argmax(-1, keepdim=True)  # (..., 1)
-        used = share.gather(-1, best) > 64 * K * EPS
+        used = share.gather(-1, best) > 32 * K * EPS
         root = torch.where(used, left.gather(-1, best), 1.0).sqrt()
         row = rest.gather(-2, best.unsqueeze(-1).expand(*best.shape, K)).squeeze(-2)
         column = torch.where(used, row / root, 0.0).scatter(-1, best, root * used)

@@ -87,7 +87,9 @@ class Auxiliary(Float64Module):
                 "Give a positive number, for example v0_variance=0.04."
             )
         self.log_scale = (
-            nn.Parameter(torch.zeros(n_aux, dtype=torch.float64)) if learn_variance else None
+            nn.Parameter(torch.zeros(n_aux, dtype=torch.float64, device="cpu"))
+            if learn_variance
+            else None
         )
         c = as_float64(0.0 if coupling is None else coupling, "v0_coupling")
         c = c.expand(n_aux).clone() if c.dim() == 0 else c
@@ -134,9 +136,14 @@ def _variance_root(variance: float | Vector | Matrix, n_aux: int) -> Tensor:
 def as_float64(value: Any, what: str) -> Tensor:
     """A fresh, finite float64 tensor of what was given."""
     try:
-        if np.iscomplexobj(value) or (isinstance(value, Tensor) and value.is_complex()):
+        if isinstance(value, Tensor):
+            value = value.detach()
+            is_complex = value.is_complex()
+        else:
+            is_complex = np.iscomplexobj(value)
+        if is_complex:
             raise TypeError("it has complex entries")
-        tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
+        tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{what} was given as {type(value).__name__} ({error}); expected numbers: a tensor, "
@@ -163,19 +170,37 @@ def as_square(value: Any, what: str) -> Tensor:
     return matrix
 
 
-def check_semidefinite(matrix: Tensor, what: str, definite: bool = False) -> None:
+def as_symmetric(value: Any, what: str, definite: bool = False) -> Tensor:
+    """A symmetric positive (semi-)definite K×K matrix, to the rounding of the type it came in."""
+    matrix = as_square(value, what)
+    check_semidefinite(matrix, what, definite, _rounding(value))
+    return (matrix + matrix.mT) / 2
+
+
+def _rounding(value: Any) -> float:
+    """How far off a matrix may be for its type: float64 unless it came in a smaller one."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return max(1e-12, 32 * torch.finfo(value.dtype).eps)
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.floating):
+        return max(1e-12, 32 * float(np.finfo(value.dtype).eps))
+    return 1e-12
+
+
+def check_semidefinite(
+    matrix: Tensor, what: str, definite: bool = False, rounding: float = 1e-12
+) -> None:
     """Symmetric, and positive semi-definite (definite) to rounding."""
     scale = float(matrix.abs().max())
     asymmetry = float((matrix - matrix.mT).abs().max())
     kind = "definite" if definite else "semi-definite"
-    if asymmetry > 1e-12 * scale:
+    if asymmetry > rounding * scale:
         raise ValueError(
             f"{what} is not symmetric: |{what} − {what}ᵀ| reaches {asymmetry:g} in "
             f"{matrix.tolist()}. Expected a symmetric positive {kind} matrix; use "
             f"({what} + {what}ᵀ)/2 if that is what you mean."
         )
     smallest = float(torch.linalg.eigvalsh(matrix)[0])
-    bound = 1e-12 * scale if definite else -1e-12 * scale
+    bound = 1e-12 * scale if definite else -rounding * scale
     if smallest < bound or (definite and smallest <= 0):
         raise ValueError(
             f"{what} has the eigenvalue {smallest:g} in {matrix.tolist()}; expected a positive "
@@ -185,7 +210,7 @@ def check_semidefinite(matrix: Tensor, what: str, definite: bool = False) -> Non
 
 
 def check_stationary(Q: Tensor, D: Tensor, S: Tensor) -> None:
-    """Q skew, D semi-definite, S definite, and N(0, S⁻¹) the only stationary law."""
+    """Sizes that fit, Q skew, and N(0, S⁻¹) the only stationary law."""
     K = Q.shape[0]
     for name, matrix in (("D", D), ("S", S)):
         if matrix.shape != Q.shape:
@@ -199,8 +224,6 @@ def check_stationary(Q: Tensor, D: Tensor, S: Tensor) -> None:
             f"Q is not skew-symmetric: |Q + Qᵀ| reaches {symmetric:g} in {Q.tolist()}. Expected "
             "Qᵀ = −Q; use Q̃ − Q̃ᵀ of any matrix Q̃, and put the symmetric part into D."
         )
-    check_semidefinite(D, "D")
-    check_semidefinite(S, "S", definite=True)
     # In the coordinates √S y the drift is −(Q' + D') with Q' skew, D' ≥ 0: no eigenvalue may
     # have a real part of zero, else a direction is never damped and the prior never reached.
     values, vectors = torch.linalg.eig((Q + D) @ S)

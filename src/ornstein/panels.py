@@ -21,9 +21,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ornstein.clock import DEGREE, Solved
+from ornstein.clock import DEGREE, DRIFT_DEGREE, STIFFNESS_LIMIT, Solved
 from ornstein.linalg import Tables, lq, power_series, powers, safe_sqrt, semidefinite_factor
 
+RESOLUTION = 1e-8  # the most that may be left out of a drift or diffusion on a panel
 WIDEST = 64  # panels' worth of columns kept before they are reduced in the scan
 
 
@@ -57,6 +58,10 @@ class Local(Protocol):
 
     def columns(self, at: Places) -> Tensor:
         """N with N Nᵀ = ∫ Φ GGᵀ Φᵀ from the panel's start to the place: (B, K, N)."""
+        ...
+
+    def resolution(self) -> Tensor:
+        """What the panels may leave unresolved of the noise, relatively: ()."""
         ...
 
 
@@ -98,6 +103,10 @@ class Rated:
         K = at.propagator.shape[-1]
         return at.propagator @ columns.unflatten(-2, (K, -1)).flatten(-2)
 
+    def resolution(self) -> Tensor:
+        """The rate is part of the drift, which is checked."""
+        return self.series.width.new_zeros(())
+
 
 @dataclass(frozen=True)
 class General:
@@ -122,6 +131,12 @@ class General:
         columns = (scale * (backward @ G)).transpose(-3, -2).flatten(-2)
         return at.propagator @ columns
 
+    def resolution(self) -> Tensor:
+        series, table = self.series, self.table
+        times = series.start.unsqueeze(-1) + series.width.unsqueeze(-1) * table.lobatto
+        values = self.diffusion(times).detach().flatten(2)  # (n, q + 1, K·K)
+        return _unresolved(values, table) / values.abs().amax().clamp(min=1e-300)
+
 
 @dataclass(frozen=True)
 class Panels:
@@ -130,7 +145,7 @@ class Panels:
     local: Local
     past: Tensor  # (n, K, 2K): Φ from 0 to the panels' left ends | L given the state, there
     error: Tensor  # (n,) of that factor
-    stiffness: Tensor  # () the largest ‖wA‖
+    sound: Tensor  # () whether the panels are short enough for the matrices
 
     def at(self, clock: Tensor, initial: Tensor | None) -> Solved:
         """clock: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
@@ -168,7 +183,7 @@ def varying(
     drift: Callable[[Tensor], Tensor], noise: Noise, edges: Tensor, table: Tables
 ) -> Panels:
     """A and G functions of s, on the panels between the given edges: (n + 1,)."""
-    series, stiffness = _solve(drift, edges[:-1], edges[1:] - edges[:-1], table)
+    series, sound = _solve(drift, edges[:-1], edges[1:] - edges[:-1], table)
     local, n = noise(series, table), edges.shape[0] - 1
     Phi, columns, error = _whole(series, local)
     K = Phi.shape[-1]
@@ -183,7 +198,7 @@ def varying(
             columns = lq(columns)[0]
     past = torch.cat([torch.cat([eye[None], Phi[:-1]]), _after_first(columns[:-1])], -1)
     error = torch.cat([torch.zeros_like(error[:1]), torch.cummax(error, 0).values[:-1]])
-    return Panels(local, past, error, stiffness)
+    return Panels(local, past, error, sound & (local.resolution() <= RESOLUTION))
 
 
 def between(
@@ -198,9 +213,13 @@ def between(
 
     Each pair gets the panels of `edges` clipped to its interval (n a power of two).
     """
-    clipped = torch.maximum(torch.minimum(edges, end.unsqueeze(-1)), start.unsqueeze(-1))
+    start, end = start.unsqueeze(-1), end.unsqueeze(-1)
+    clipped = torch.where(
+        edges >= end, end, edges
+    )  # (min and max would halve the gradient of a tie)
+    clipped = torch.where(clipped <= start, start, clipped)
     series, _ = _solve(drift, clipped[:, :-1].flatten(), clipped.diff(dim=-1).flatten(), table)
-    sizes = (start.shape[0], edges.shape[0] - 1)
+    sizes = (clipped.shape[0], edges.shape[0] - 1)
     Phi, columns, error = (t.unflatten(0, sizes) for t in _whole(series, noise(series, table)))
     while Phi.shape[1] > 1:  # pairs of neighbours, the later one after the earlier
         later = Phi[:, 1::2]
@@ -213,7 +232,7 @@ def between(
 def _solve(
     drift: Callable[[Tensor], Tensor], start: Tensor, width: Tensor, table: Tables
 ) -> tuple[Series, Tensor]:
-    """Interpolate wA on each panel and solve Φ′ = AΦ in powers of u; also the largest ‖wA‖."""
+    """Interpolate wA on each panel and solve Φ′ = AΦ in powers of u; also whether that is sound."""
     A = drift(start.unsqueeze(-1) + width.unsqueeze(-1) * table.lobatto)  # (n, q + 1, K, K)
     values = (A * width[:, None, None, None]).flatten(2)
     K, n = A.shape[-1], A.shape[0]
@@ -222,7 +241,13 @@ def _solve(
     a = a.unflatten(-1, (K, K))
     X = power_series(torch.cat([a, -a.mT]), DEGREE)  # Φ⁻¹ solves the transposed equation
     stiffness = torch.linalg.vector_norm(values.detach(), dim=-1).amax()
-    return Series(start, width, X[:n], X[n:].mT), stiffness
+    sound = (stiffness <= STIFFNESS_LIMIT) & (_unresolved(values.detach(), table) <= RESOLUTION)
+    return Series(start, width, X[:n], X[n:].mT), sound
+
+
+def _unresolved(values: Tensor, table: Tables) -> Tensor:
+    """The largest last Chebyshev coefficient of functions known at Lobatto nodes: (n, q + 1, m)."""
+    return (table.interpolation[-1] @ values).abs().amax() / 2 ** (2 * DRIFT_DEGREE - 1)
 
 
 def _whole(series: Series, local: Local) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ornstein.clock import STIFFNESS, STIFFNESS_LIMIT, Clock, Solved, constants, panel_count
-from ornstein.linalg import EPS, Tables
+from ornstein.clock import MOST_PANELS, STIFFNESS, Clock, Solved, constants, panel_count
+from ornstein.linalg import EPS, Tables, in_graph
 from ornstein.matrices import Auxiliary, as_float64
 from ornstein.panels import Panels
 from ornstein.schedules import Float64Module, positive_number
 from ornstein.transition import Given, Transition
 
 TOLERANCE = 1e-8  # a factor with a larger relative error is refused
-MOST_PANELS = 1024  # for matrices that vary in s
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
@@ -34,7 +33,6 @@ class Process(Float64Module):
     n_vars: int
     horizon: float
     auxiliary: Auxiliary
-    prior_covariance: Tensor
 
     def __init__(self, name: str, n_vars: int, horizon: float) -> None:
         super().__init__()
@@ -73,8 +71,13 @@ class Process(Float64Module):
     # ---------------------------------------------------------------- what users call
 
     @property
+    def prior_covariance(self) -> Tensor:
+        """Covariance of the prior π = N(0, ·): (K, K) float64."""
+        raise NotImplementedError
+
+    @property
     def device(self) -> torch.device:
-        return self.prior_covariance.device
+        return self.auxiliary.root.device
 
     @property
     def learned(self) -> bool:
@@ -96,7 +99,7 @@ class Process(Float64Module):
             self._check_times(times, "s")
         solution = self._solution(eager)
         starts: Tensor | float = 0.0
-        if isinstance(start, (int, float)) and start == 0:
+        if self._is_zero(start, eager):
             initial = self.auxiliary.factor() if given == "x" else None
             solved = solution.at(self._clock(times), initial)
         else:
@@ -106,7 +109,7 @@ class Process(Float64Module):
             self._check_digits(solved, times, given)
         else:
             inside = (times >= starts) & (times <= self.horizon) & (solved.error <= TOLERANCE)
-            solved = _poison(solved, ~(inside & (solution.stiffness <= STIFFNESS_LIMIT)))
+            solved = _poison(solved, ~(inside & self._sound(solution)))
         K = self.n_vars
         return Transition(
             propagator=solved.propagator.reshape(*shape, K, K),
@@ -123,12 +126,11 @@ class Process(Float64Module):
         inside a compiled graph, whose panels can't change; the graph is then compiled again if
         the matrices have outgrown it.
         """
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may meet autograd later
+            self._solved = None
             self._table = constants(self.device)
             self._plan()
-        self._solved = None
-        if not self._parameters_exist():
-            with torch.no_grad():
+            if not self._parameters_exist():
                 solution = self._build()
                 self._solved = solution.kept() if isinstance(solution, Clock) else solution
 
@@ -168,10 +170,33 @@ class Process(Float64Module):
         if self._solved is not None:
             return self._solved
         solution = self._build()
-        if eager and bool(solution.stiffness > STIFFNESS_LIMIT):
+        if eager and not bool(self._sound(solution)):
+            self._check_finite()
+            self._check_rates()
             self.replan()
             solution = self._build()
         return solution
+
+    def _sound(self, solution: Clock | Panels) -> Tensor:
+        """Whether the plan still fits the process: ()."""
+        return solution.sound
+
+    def _check_rates(self) -> None:
+        """Raise if a learned rate has left what a rate may be."""
+
+    def _check_finite(self) -> None:
+        for name, parameter in self.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ValueError(
+                    f"the parameter {name} of {self.name!r} is not a number (NaN or infinite): "
+                    f"{parameter.tolist()}; expected finite numbers. Go back to an earlier state, "
+                    "and lower the learning rate."
+                )
+
+    def _is_zero(self, start: Tensor | float, eager: bool) -> bool:
+        if isinstance(start, Tensor):
+            return eager and start.dim() == 0 and not start.requires_grad and not bool(start)
+        return isinstance(start, (int, float)) and start == 0
 
     def _tables(self) -> Tables:
         if self._table is None:
@@ -180,7 +205,7 @@ class Process(Float64Module):
 
     def _times(self, s: Tensor | float) -> tuple[Tensor, torch.Size]:
         """Times as a flat float64 tensor on the process's device, and their shape."""
-        if isinstance(s, Tensor):
+        if isinstance(s, Tensor) and not s.is_complex():
             times = s.to(device=self.device, dtype=torch.float64)
         elif isinstance(s, (int, float)):
             times = torch.full((), float(s), dtype=torch.float64, device=self.device)
@@ -204,6 +229,7 @@ class Process(Float64Module):
         """Never return noise: say which time can't be had, and by how many digits."""
         if bool((solved.error <= TOLERANCE).all()):
             return
+        self._check_finite()
         which = int(solved.error.nan_to_num(math.inf).argmax())
         error, at = solved.error[which].item(), times[which].item()
         if math.isnan(error):
@@ -248,10 +274,16 @@ class Process(Float64Module):
                 if difference < 1e-12 or (difference < 1e-10 and difference > before / 4):
                     self._edges = coarse[0]
                     return
-            if float(solution.stiffness) < STIFFNESS_LIMIT:
+            if bool(solution.sound):
                 coarse = edges, fine
             middle = (edges[:-1] + edges[1:]) / 2
             edges = torch.cat([edges[:1], torch.stack([middle, edges[1:]], 1).flatten()])
+        if not bool((fine.cholesky.diagonal(dim1=-2, dim2=-1) > 0).all()):
+            raise ValueError(
+                f"the noise of {self.name!r} never reaches some variable: L has a zero on its "
+                "diagonal at every time. Expected a diffusion that enters each variable, itself or "
+                "through the drift."
+            )
         raise ValueError(
             f"the kernel of {self.name!r} did not converge: {MOST_PANELS} panels and half as many "
             f"differ by {difference:.1e} (relative), expected less than 1e-12. Its drift, "
@@ -286,13 +318,6 @@ class Process(Float64Module):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, n_vars={self.n_vars}, horizon={self.horizon:g}"
-
-
-def in_graph() -> bool:
-    """Whether values can't be read: traced by torch.compile, or captured in a CUDA graph."""
-    return torch.compiler.is_compiling() or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
 
 
 def _poison(solved: Solved, bad: Tensor) -> Solved:

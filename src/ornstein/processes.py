@@ -22,7 +22,14 @@ from torch import Tensor
 from ornstein.diffusion import Diffusion, LinearSDE, Rate
 from ornstein.matrices import Matrix, Semidefinite, Skew, Vector
 from ornstein.process import Process
-from ornstein.schedules import Linear, Monotone, as_schedule, positive_number
+from ornstein.schedules import (
+    Float64Module,
+    Linear,
+    Monotone,
+    Schedule,
+    as_schedule,
+    positive_number,
+)
 
 V0 = 0.04  # Var v₀ as a fraction of its stationary variance, where a preset is not told otherwise
 
@@ -35,14 +42,22 @@ def vpsde(rate: Rate | None = None, horizon: float = 1.0) -> Diffusion:
 def subvpsde(rate: Rate | None = None, horizon: float = 1.0) -> LinearSDE:
     """VPSDE's mean with less noise: GGᵀ = b (1 − exp(−2∫b)), prior N(0, 1)."""
     schedule = as_schedule(Linear(horizon=horizon) if rate is None else rate, horizon)
-
-    def drift(s: Tensor) -> Tensor:
-        return -0.5 * schedule.rate(s)
-
-    def diffusion(s: Tensor) -> Tensor:
-        return schedule.rate(s) * -torch.expm1(-2 * schedule.integral(s))
-
+    drift, diffusion = _SubVPDrift(schedule), _SubVPDiffusion(schedule)
     return LinearSDE(drift, diffusion, [[1.0]], horizon=horizon, name="subvpsde")
+
+
+class _SubVPDrift(Float64Module):
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__()
+        self.schedule = schedule
+
+    def forward(self, s: Tensor) -> Tensor:
+        return -0.5 * self.schedule.rate(s)
+
+
+class _SubVPDiffusion(_SubVPDrift):
+    def forward(self, s: Tensor) -> Tensor:
+        return self.schedule.rate(s) * -torch.expm1(-2 * self.schedule.integral(s))
 
 
 def vesde(sigma_min: float = 0.01, sigma_max: float = 50.0, horizon: float = 1.0) -> LinearSDE:
@@ -52,15 +67,18 @@ def vesde(sigma_min: float = 0.01, sigma_max: float = 50.0, horizon: float = 1.0
         raise ValueError(
             f"vesde got sigma_min={low:g} and sigma_max={high:g}; expected sigma_min < sigma_max."
         )
-    growth = 2 * math.log(high / low) / horizon
+    diffusion = _VEDiffusion(low, high, positive_number(horizon, "horizon"))
+    return LinearSDE(torch.zeros_like, diffusion, [[high**2]], horizon=horizon, name="vesde")
 
-    def drift(s: Tensor) -> Tensor:
-        return torch.zeros_like(s)
 
-    def diffusion(s: Tensor) -> Tensor:
-        return low**2 * growth * torch.exp(growth * s)
+class _VEDiffusion(Float64Module):
+    def __init__(self, low: float, high: float, horizon: float) -> None:
+        super().__init__()
+        self.low, self.growth = low, 2 * math.log(high / low) / horizon
+        self._pin(sigma_min=low, sigma_max=high, horizon=horizon)
 
-    return LinearSDE(drift, diffusion, [[high**2]], horizon=horizon, name="vesde")
+    def forward(self, s: Tensor) -> Tensor:
+        return self.low**2 * self.growth * torch.exp(self.growth * s)
 
 
 def cld(
@@ -128,8 +146,8 @@ def alda(
     damping = 3 * math.sqrt(3 / ell) if xi is None else positive_number(xi, "xi")
     return Diffusion(
         [[0.0, -1 / ell, 0.0], [1 / ell, 0.0, -g], [0.0, g, 0.0]],
-        torch.diag(torch.tensor([0.0, 0.0, damping / ell], dtype=torch.float64)),
-        S=torch.diag(torch.tensor([1.0, ell, ell], dtype=torch.float64)),
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, damping / ell]],
+        S=[[1.0, 0.0, 0.0], [0.0, ell, 0.0], [0.0, 0.0, ell]],
         rate=rate,
         v0_variance=V0 / ell if v0_variance is None else v0_variance,
         horizon=horizon,
@@ -146,7 +164,8 @@ def malda(
 ) -> Diffusion:
     """ALDA with both auxiliary variables coupled to the data and both noisy.
 
-    gamma couples v₁ and v₂; by default √(1/L − 1/9)/L, for which all modes decay equally fast.
+    gamma couples v₁ and v₂; by default √(1/L − 1/9)/L, for which all modes decay equally fast
+    (while L < 27/4; for L ≥ 9 it is 0).
     """
     ell = positive_number(L, "L")
     if gamma is None:
@@ -155,8 +174,8 @@ def malda(
         g = positive_number(gamma, "gamma")
     return Diffusion(
         [[0.0, -1 / ell, -1 / ell], [1 / ell, 0.0, -g], [1 / ell, g, 0.0]],
-        torch.diag(torch.tensor([0.0, 1 / ell, 1 / ell], dtype=torch.float64)),
-        S=torch.diag(torch.tensor([1.0, ell, ell], dtype=torch.float64)),
+        [[0.0, 0.0, 0.0], [0.0, 1 / ell, 0.0], [0.0, 0.0, 1 / ell]],
+        S=[[1.0, 0.0, 0.0], [0.0, ell, 0.0], [0.0, 0.0, ell]],
         rate=rate,
         v0_variance=V0 / ell if v0_variance is None else v0_variance,
         horizon=horizon,
@@ -189,9 +208,9 @@ def learned(
             f"learned got learn_rates={learn_rates!r}; expected 'no', 'shared' or 'separate'."
         )
     K = n_aux + 1
-    generator = torch.Generator().manual_seed(seed)
-    raw_Q = 0.5 * torch.randn(K, K, dtype=torch.float64, generator=generator)
-    raw_D = torch.full((K,), math.sqrt(0.5), dtype=torch.float64)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    raw_Q = 0.5 * torch.randn(K, K, dtype=torch.float64, generator=generator, device="cpu")
+    raw_D = torch.full((K,), math.sqrt(0.5), dtype=torch.float64, device="cpu")
     base = as_schedule(Linear(horizon=horizon) if rate is None else rate, horizon)
     rate_q = rate_d = base if learn_rates == "no" else Monotone(base)
     if learn_rates == "separate":

@@ -10,13 +10,15 @@ keeps both ends, τ(0) = 0 and τ(T), exactly.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ornstein.linalg import gauss_legendre, powers
+from ornstein.linalg import EPS, gauss_legendre, powers
 
 
 class Float64Module(nn.Module):
@@ -31,6 +33,31 @@ class Float64Module(nn.Module):
 
         super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _pin(self, **numbers: float) -> None:
+        """Put fixed numbers into the state dict, so that loading into other ones is refused."""
+        self._pinned = numbers
+        self.register_buffer(
+            "pinned", torch.tensor(list(numbers.values()), dtype=torch.float64, device="cpu")
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in [*self._parameters, *self._buffers]:
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.is_floating_point():
+                state_dict[prefix + name] = value.to(torch.float64)
+        pinned = state_dict.get(prefix + "pinned")
+        if pinned is not None and hasattr(self, "_pinned") and not pinned.is_meta:
+            own = list(self._pinned.values())
+            if pinned.tolist() != own:
+                names = ", ".join(self._pinned)
+                rest[-1].append(
+                    f"{prefix[:-1] or type(self).__name__} has ({names}) = {own} and the state "
+                    f"dict {pinned.tolist()}; expected the same. Build it with these numbers "
+                    "before loading."
+                )
+                state_dict[prefix + "pinned"] = self._buffers["pinned"]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Schedule(Float64Module):
@@ -54,6 +81,20 @@ class Schedule(Float64Module):
         """∫ᵣˢ b; overridden where the difference of two integrals would lose digits."""
         return self.integral(s) - self.integral(r)
 
+    def lost_between(self, r: Tensor, s: Tensor) -> Tensor:
+        """The relative rounding error of `between`."""
+        if type(self).between is not Schedule.between:
+            return torch.zeros_like(s)
+        whole = self.integral(s)
+        return (EPS * whole / (whole - self.integral(r))).nan_to_num(0.0).detach()
+
+    def sound(self) -> Tensor | None:
+        """Whether it still is a rate; None where it can't cease to be one."""
+        return None
+
+    def check(self) -> None:
+        """Raise if it has ceased to be a rate."""
+
     def shape(self) -> tuple[Any, ...] | None:
         """What must be equal for two schedules to be proportional; None if that can't be known."""
         return None
@@ -69,6 +110,7 @@ class Constant(Schedule):
     def __init__(self, value: float = 1.0, horizon: float = 1.0) -> None:
         super().__init__(horizon)
         self.value = positive_number(value, "a constant rate")
+        self._pin(value=self.value, horizon=self.horizon)
 
     def rate(self, s: Tensor) -> Tensor:
         return torch.full_like(s, self.value)
@@ -96,6 +138,7 @@ class Linear(Schedule):
         super().__init__(horizon)
         self.start = positive_number(start, "the start of a linear rate")
         self.end = positive_number(end, "the end of a linear rate")
+        self._pin(start=self.start, end=self.end, horizon=self.horizon)
 
     def rate(self, s: Tensor) -> Tensor:
         return self.start + (self.end - self.start) / self.horizon * s
@@ -127,6 +170,7 @@ class Cosine(Schedule):
         super().__init__(horizon)
         self.total = positive_number(total, "the total of a cosine schedule")
         self.offset = positive_number(offset, "the offset of a cosine schedule")
+        self._pin(total=self.total, offset=self.offset, horizon=self.horizon)
         self._first = self.offset / (1 + self.offset) * math.pi / 2
         self._last = math.acos(math.cos(self._first) * math.exp(-self.total / 2))
         self._slope = (self._last - self._first) / self.horizon
@@ -157,11 +201,12 @@ class Monotone(Schedule):
     starts equal to the base schedule.
     """
 
-    def __init__(self, base: Schedule | None = None, degree: int = 8) -> None:
+    def __init__(self, base: Schedule | float | None = None, degree: int = 8) -> None:
         base = Linear() if base is None else base
+        base = base if isinstance(base, Schedule) else as_schedule(base, 1.0)
         super().__init__(base.horizon)
-        if degree < 1:
-            raise ValueError(f"Monotone got degree={degree}; expected an integer ≥ 1.")
+        if not isinstance(degree, int) or degree < 1:
+            raise ValueError(f"Monotone got degree={degree!r}; expected a whole number ≥ 1.")
         if any(True for _ in base.parameters()):
             raise ValueError(
                 f"Monotone got a base with parameters of its own, {base!r}; expected a fixed "
@@ -169,13 +214,17 @@ class Monotone(Schedule):
             )
         self.base = base
         self.degree = degree
-        self.total = float(base.integral(torch.tensor(self.horizon, dtype=torch.float64)))
-        self.logits = nn.Parameter(torch.zeros(degree, dtype=torch.float64))
+        end = torch.tensor(self.horizon, dtype=torch.float64, device="cpu")
+        self.total = float(base.integral(end))
+        self.logits = nn.Parameter(torch.zeros_like(end).expand(degree).clone())
         binomials = [[math.comb(n, j) for j in range(n + 1)] for n in (degree, degree - 1)]
-        self.register_buffer("_up", torch.tensor(binomials[0], dtype=torch.float64), False)
-        self.register_buffer("_down", torch.tensor(binomials[1], dtype=torch.float64), False)
+        nodes = np.stack(np.polynomial.legendre.leggauss(degree))
+        self.register_buffer("_up", torch.tensor(binomials[0], dtype=torch.float64, device="cpu"))
+        self.register_buffer("_down", torch.tensor(binomials[1], dtype=torch.float64, device="cpu"))
+        self.register_buffer("_nodes", torch.from_numpy(nodes))  # on [−1, 1], with weights
         self._up: Tensor
         self._down: Tensor
+        self._nodes: Tensor
 
     def _bernstein(self, binomials: Tensor, u: Tensor) -> Tensor:
         """All Bernstein polynomials of a degree at u: (...,) -> (..., degree + 1)."""
@@ -183,15 +232,26 @@ class Monotone(Schedule):
         return binomials * powers(u, degree) * powers(1 - u, degree).flip(-1)
 
     def rate(self, s: Tensor) -> Tensor:
+        return self.base.rate(s) * self._slope(self.base.integral(s) / self.total)
+
+    def _slope(self, u: Tensor) -> Tensor:
+        """w′(u)."""
         steps = self.degree * torch.softmax(self.logits, 0)
-        u = self.base.integral(s) / self.total
-        return self.base.rate(s) * (self._bernstein(self._down, u) @ steps)
+        return self._bernstein(self._down, u) @ steps
 
     def integral(self, s: Tensor) -> Tensor:
         heights = torch.cumsum(torch.exp(self.logits - self.logits.detach().amax()), 0)
         heights = heights / heights[-1]
         u = self.base.integral(s) / self.total
         return self.total * (self._bernstein(self._up, u)[..., 1:] @ heights)
+
+    def between(self, r: Tensor, s: Tensor) -> Tensor:
+        """The integral of a polynomial, by a quadrature that is exact for it."""
+        u = (self.base.integral(r) / self.total).unsqueeze(-1)
+        length = self.base.between(r, s)
+        x, weights = (self._nodes[0] + 1) / 2, self._nodes[1] / 2
+        slope = self._slope(u + (length / self.total).unsqueeze(-1) * x)
+        return length * (slope @ weights)
 
 
 class FromRate(Schedule):
@@ -207,25 +267,37 @@ class FromRate(Schedule):
         super().__init__(horizon)
         self.function = function
         x, w = gauss_legendre(nodes)
-        self.register_buffer("_nodes", torch.from_numpy(x.copy()), False)
-        self.register_buffer("_weights", torch.from_numpy(w.copy()), False)
+        self.register_buffer("_nodes", torch.from_numpy(x.copy()))
+        self.register_buffer("_weights", torch.from_numpy(w.copy()))
         self._nodes: Tensor
         self._weights: Tensor
+        self.check()
+
+    def check(self) -> None:
         check_rate(self)
-        s = torch.linspace(0, self.horizon, 33, dtype=torch.float64)
-        with torch.no_grad():
-            whole, halves = self.integral(s), self.integral(s / 2) + self.between(s / 2, s)
-        error = ((whole - halves).abs() / halves.clamp(min=1e-300))[1:].max().item()
+        error = float(self._quadrature_error())
         if not error < 1e-10:
             raise ValueError(
-                f"FromRate could not integrate the given rate on [0, {self.horizon:g}]: {nodes} "
-                f"Gauss nodes and twice as many differ by {error:.1e} (relative); expected less "
-                "than 1e-10, which a smooth function reaches. Raise nodes=, smooth the rate, or "
-                "give its integral: FromIntegral(function)."
+                f"FromRate could not integrate the given rate on [0, {self.horizon:g}]: "
+                f"{len(self._nodes)} Gauss nodes and twice as many differ by {error:.1e} "
+                "(relative); expected less than 1e-10, which a smooth function reaches. Raise "
+                "nodes=, smooth the rate, or give its integral: FromIntegral(function)."
             )
 
+    def sound(self) -> Tensor | None:
+        if next(self.parameters(), None) is None:
+            return None
+        return (self._quadrature_error() < 1e-9) & (self.rate(_grid(self, 65)).detach() >= 0).all()
+
+    def _quadrature_error(self) -> Tensor:
+        """Of the quadrature against one on two halves, relatively: ()."""
+        s = _grid(self, 33)
+        with torch.no_grad():
+            whole, halves = self.integral(s), self.integral(s / 2) + self.between(s / 2, s)
+        return ((whole - halves).abs() / halves.abs().clamp(min=1e-300))[1:].amax()
+
     def rate(self, s: Tensor) -> Tensor:
-        return self.function(s).to(torch.float64)
+        return self.function(s)
 
     def integral(self, s: Tensor) -> Tensor:
         return self.between(torch.zeros_like(s), s)
@@ -241,23 +313,32 @@ class FromIntegral(Schedule):
     def __init__(self, function: Callable[[Tensor], Tensor], horizon: float = 1.0) -> None:
         super().__init__(horizon)
         self.function = function
-        start = float(function(torch.zeros((), dtype=torch.float64)))
+        start = float(check_values(self.integral, self, "clock")[0])
         if not abs(start) < 1e-12:
             raise ValueError(
                 f"FromIntegral got a clock with τ(0) = {start:g}; expected τ(0) = 0. "
                 "Subtract the value at 0 from your function."
             )
+        self.check()
+
+    def check(self) -> None:
         check_rate(self)
 
+    def sound(self) -> Tensor | None:
+        if next(self.parameters(), None) is None:
+            return None
+        return (self.rate(_grid(self, 65)).detach() >= 0).all()
+
     def rate(self, s: Tensor) -> Tensor:
-        create = torch.is_grad_enabled()
-        with torch.enable_grad():
-            at = s if create and s.requires_grad else s.detach().requires_grad_()
+        learned = any(p.requires_grad for p in self.parameters())
+        create = torch.is_grad_enabled() and (s.requires_grad or learned)
+        with torch.inference_mode(False), torch.enable_grad():
+            at = s if create and s.requires_grad else s.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.integral(at).sum(), at, create_graph=create)
         return slope
 
     def integral(self, s: Tensor) -> Tensor:
-        return self.function(s).to(torch.float64)
+        return self.function(s)
 
 
 def as_schedule(rate: Schedule | Callable[[Tensor], Tensor] | float, horizon: float) -> Schedule:
@@ -269,7 +350,14 @@ def as_schedule(rate: Schedule | Callable[[Tensor], Tensor] | float, horizon: fl
                 "expected one horizon. Pass the same horizon= to both."
             )
         return rate
-    if isinstance(rate, (int, float)):
+    if isinstance(rate, type):
+        raise ValueError(
+            f"a rate was given as the class {rate.__name__}; expected an instance, such as "
+            "ornstein.Linear(0.1, 20.0)."
+        )
+    if isinstance(rate, Tensor) and rate.dim() == 0 and not rate.requires_grad:
+        return Constant(float(rate), horizon)
+    if isinstance(rate, numbers.Real) and not isinstance(rate, bool):
         return Constant(float(rate), horizon)
     if callable(rate):
         return FromRate(rate, horizon)
@@ -288,21 +376,47 @@ def proportion(first: Schedule, second: Schedule) -> float | None:
     return first.size() / second.size()
 
 
+def _grid(schedule: Schedule, count: int) -> Tensor:
+    """Times from 0 to the horizon, where the schedule lives."""
+    places = [t.device for t in [*schedule.parameters(), *schedule.buffers()]]
+    device = places[0] if places else torch.device("cpu")
+    return torch.linspace(0, schedule.horizon, count, dtype=torch.float64, device=device)
+
+
+def check_values(function: Callable[[Tensor], Tensor], schedule: Schedule, what: str) -> Tensor:
+    """What a user's function gives on a grid of times, or a ValueError that says what is wrong."""
+    s = _grid(schedule, 257)
+    try:
+        value = function(s)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"it returned {type(value).__name__}, not a tensor")
+    except (TypeError, RuntimeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"the {what} function failed on a float64 tensor of 257 times ({error}); expected a "
+            "function that maps a tensor of times to a tensor of the same shape, with functions of "
+            "torch, not of math."
+        ) from error
+    if value.shape != s.shape:
+        raise ValueError(
+            f"the {what} function maps times of shape {tuple(s.shape)} to {tuple(value.shape)}; "
+            "expected the same shape. Return one value per time."
+        )
+    if value.dtype != torch.float64:
+        raise ValueError(
+            f"the {what} function maps float64 times to {value.dtype}; expected float64, since "
+            "kernels need its digits."
+        )
+    if value.requires_grad and next(schedule.parameters(), None) is None:
+        raise ValueError(
+            f"the {what} function depends on a tensor that requires a gradient, which the schedule "
+            "can't see. Expected an nn.Module that owns its parameters; pass one as the function."
+        )
+    return value.detach()
+
+
 def check_rate(schedule: Schedule) -> None:
     """Refuse a rate that is negative or not finite somewhere on a grid of its horizon."""
-    s = torch.linspace(0, schedule.horizon, 257, dtype=torch.float64)
-    try:
-        rate = schedule.rate(s)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"the rate function failed on a float64 tensor of 257 times ({error}); expected a "
-            "function that maps a tensor of times to a tensor of rates of the same shape."
-        ) from error
-    if rate.shape != s.shape:
-        raise ValueError(
-            f"the rate function maps times of shape {tuple(s.shape)} to {tuple(rate.shape)}; "
-            "expected the same shape. Return b(s) elementwise."
-        )
+    s, rate = _grid(schedule, 257), check_values(schedule.rate, schedule, "rate")
     bad = ~(torch.isfinite(rate) & (rate >= 0)) | ((rate == 0) & (s > 0) & (s < schedule.horizon))
     if bad.any():
         where = int(bad.nonzero()[0])

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ornstein.linalg import lower_inverse
+from ornstein.linalg import in_graph, lower_inverse
 
 Given = Literal["x", "state"]
 
@@ -27,7 +27,7 @@ class Transition:
     """q(y_s | x) or q(y_s | y_start) for a batch of times."""
 
     propagator: Tensor  # (..., K, K) float64, Φ
-    cholesky: Tensor  # (..., K, K) float64, L, lower triangular with a positive diagonal
+    cholesky: Tensor  # (..., K, K) float64, L, lower triangular, positive diagonal (for s > 0)
     direction: Tensor  # (K,) float64: E[y_0 | x] = direction · x, that is (1, c)
     given: Given
     error: Tensor  # (...) relative rounding error of diag L
@@ -40,6 +40,7 @@ class Transition:
     @property
     def logdet(self) -> Tensor:
         """log|Σ| per data coordinate: (...)."""
+        self._check_spread()
         return 2 * torch.diagonal(self.cholesky, dim1=-2, dim2=-1).log().sum(-1)
 
     @property
@@ -51,6 +52,7 @@ class Transition:
     def signal(self) -> Tensor:
         """a = L⁻¹Φ(1, c), so that L⁻¹y_s = a·x + ε: (..., K). Kernels given x."""
         self._only_given_x("signal")
+        self._check_spread()
         response = self.response.unsqueeze(-1)
         return torch.linalg.solve_triangular(self.cholesky, response, upper=False).squeeze(-1)
 
@@ -96,7 +98,9 @@ class Transition:
 
     def noise_to_score(self, noise: Tensor) -> Tensor:
         """−L⁻ᵀ ε, the score where the noise is known; no cancellation in any type."""
-        self._check(noise, "noise", (noise.shape[0], self.cholesky.shape[-1], *noise.shape[2:]))
+        self._check_spread()
+        K = self.cholesky.shape[-1]
+        self._check(noise, "noise", (*noise.shape[:1], K, *noise.shape[2:]))
         flat = _flat(noise, 2).to(_working(noise.dtype))
         matrix = self._like(-lower_inverse(self.cholesky).mT, flat)
         return _mix(matrix, flat).reshape(noise.shape).to(noise.dtype)
@@ -116,6 +120,7 @@ class Transition:
     # ------------------------------------------------------------------ shapes and types
 
     def _whiten(self, y: Tensor, origin: Tensor) -> Tensor:
+        self._check_spread()
         flat, shape = self._flatten_origin(origin)
         self._check(y, "y", shape)
         flat = flat.to(torch.float64)
@@ -154,11 +159,25 @@ class Transition:
     def _check(self, tensor: Tensor, what: str, shape: Sequence[int]) -> None:
         _check_floating(tensor, what)
         batch = self.cholesky.shape[:-2]
+        if len(batch) > 1:
+            raise ValueError(
+                f"this kernel has times of shape {tuple(batch)}; expected one time per example, "
+                "(B,), or a single one. Flatten the times first."
+            )
         if tensor.shape != torch.Size(shape) or (batch and batch[0] not in (1, tensor.shape[0])):
             wanted = torch.Size((batch[0] if batch else shape[0], *shape[1:]))
             raise ValueError(
                 f"{what} has shape {tuple(tensor.shape)}; expected {tuple(wanted)}, that is "
                 "(batch, variables, *data)."
+            )
+
+    def _check_spread(self) -> None:
+        """A density needs L to have an inverse; at s = 0 the kernel is a point."""
+        diagonal = torch.diagonal(self.cholesky.detach(), dim1=-2, dim2=-1)
+        if not in_graph() and bool((diagonal == 0).any()):
+            raise ValueError(
+                "the kernel at s = 0 (or s = start) is a point: it has samples, but no density, "
+                "score or signal-to-noise. Expected s > 0; start a little later."
             )
 
     def _batched(self, matrix: Tensor) -> Tensor:
