@@ -106,16 +106,20 @@ class Clock:
     earlier: Tensor  # see `earlier`
     constants: Tables
     table: Table | None = None  # kept where nothing about the process is learned
+    fits: Tensor | None = None  # kept too
 
     @property
     def sound(self) -> Tensor:
         """Whether the panels still fit the matrices: ()."""
+        if self.fits is not None:
+            return self.fits
         stiffness = torch.linalg.vector_norm(self.drift.detach()) * self.total.detach() / self.count
         return stiffness <= STIFFNESS_LIMIT
 
     def kept(self) -> Clock:
         """The same with its table computed once."""
-        return replace(self, table=_tabulate(self.drift, self.G, self.total, self, False))
+        table = _tabulate(self.drift, self.G, self.total, self, False)
+        return replace(self, table=table, fits=self.sound)
 
     def at(self, tau: Tensor, initial: Tensor | None) -> Solved:
         """tau: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
@@ -169,7 +173,7 @@ class _Kernel(torch.autograd.Function):
         initial: Tensor | None,
         clock: Clock,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        table = clock.table or _tabulate(drift, G, total, clock)
+        table = clock.table or _tabulate(drift, G, total, clock, any(ctx.needs_input_grad[:3]))
         K = drift.shape[-1]
         ratio = tau / table.width
         # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0

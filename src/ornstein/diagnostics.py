@@ -43,7 +43,7 @@ class Diagnosis:
     auxiliary_information: Tensor  # I(x; v_s)
     condition: Tensor
     commutes: bool | None  # None where there are no rates to compare
-    slowest_rate: float | None  # smallest real part of the eigenvalues of (Q + D)S, on one clock
+    slowest_rate: float | None  # smallest real part of the eigenvalues of −A on its one clock
     stationary: bool | None  # whether N(0, S⁻¹) is the only stationary law
 
     @property

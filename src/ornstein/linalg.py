@@ -36,7 +36,7 @@ def in_graph() -> bool:
     )
 
 
-def _reflect(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _reflect(columns: Tensor, with_rows: bool) -> tuple[Tensor, Tensor, Tensor]:
     """L, orthonormal rows and error bound by reflections written out; no LAPACK, no host."""
     K, N = columns.shape[-2:]
     W, bound = columns.clone(), columns.abs()  # bound: size of the sums that were rounded
@@ -60,13 +60,15 @@ def _reflect(columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         reflectors.append((v, scale))
     flips = torch.cat(signs, -1)
     L = torch.tril(W[..., :K], -1) * flips.unsqueeze(-2) + torch.diag_embed(torch.cat(diagonal, -1))
+    error = EPS * torch.cat(errors, -1).amax(-1)
+    if not with_rows:
+        return L, columns.new_zeros(0), error
     # columns = L · rows with rows the first K of diag(flips) H_K ⋯ H_1
     rows = torch.nn.functional.pad(torch.diag_embed(flips), (0, N - K))
     for i in reversed(range(K)):
         v, scale = reflectors[i]
         f = (rows[..., i:] * v).sum(-1, keepdim=True) * scale
         rows[..., i:].addcmul_(f, v, value=-1)
-    error = EPS * torch.cat(errors, -1).amax(-1)
     return L, rows, error
 
 
@@ -79,7 +81,7 @@ def _lapack(columns: Tensor, with_rows: bool) -> tuple[Tensor, Tensor, Tensor]:
     diagonal = torch.diagonal(R, dim1=-2, dim2=-1)
     share = (diagonal / torch.linalg.vector_norm(R, dim=-2)).prod(-1).abs()
     if not bool((share > 1e-6).all()):
-        return _reflect(columns)
+        return _reflect(columns, with_rows)
     flips = diagonal.sign().unsqueeze(-2)
     return torch.tril(R.mT * flips), (Q * flips).mT if with_rows else Q, EPS / share
 
@@ -91,7 +93,7 @@ def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tenso
     Without with_rows the rows may be left out (an empty tensor).
     """
     if columns.is_cuda or torch.compiler.is_compiling():
-        return _reflect(columns)
+        return _reflect(columns, with_rows)
     return _lapack(columns, with_rows)
 
 

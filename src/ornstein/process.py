@@ -109,7 +109,7 @@ class Process(Float64Module):
             self._check_digits(solved, times, given)
         else:
             inside = (times >= starts) & (times <= self.horizon) & (solved.error <= TOLERANCE)
-            solved = _poison(solved, ~(inside & self._sound(solution)))
+            solved = _poison(solved, inside & self._sound(solution))
         K = self.n_vars
         return Transition(
             propagator=solved.propagator.reshape(*shape, K, K),
@@ -320,13 +320,13 @@ class Process(Float64Module):
         return f"{self.name!r}, n_vars={self.n_vars}, horizon={self.horizon:g}"
 
 
-def _poison(solved: Solved, bad: Tensor) -> Solved:
-    """NaN wherever the kernel would be wrong."""
-    nan = torch.where(bad, math.nan, 0.0).to(solved.cholesky)
+def _poison(solved: Solved, good: Tensor) -> Solved:
+    """NaN wherever the kernel would be wrong: (B,)."""
+    whole = good[:, None, None]
     return Solved(
-        solved.propagator + nan[..., None, None],
-        solved.cholesky + nan[..., None, None],
-        solved.error + nan,
+        torch.where(whole, solved.propagator, math.nan),
+        torch.where(whole, solved.cholesky, math.nan),
+        torch.where(good, solved.error, math.nan),
     )
 
 
@@ -336,7 +336,7 @@ def _distance(first: Solved, second: Solved) -> float:
     (Not of L: its small entries differ by rounding, which no panels can mend.)
     """
     phi = (first.propagator - second.propagator).abs().amax((-2, -1))
-    phi = phi / second.propagator.abs().amax((-2, -1))
+    phi = phi / second.propagator.abs().amax((-2, -1)).clamp(min=1e-280)
     deviation = torch.linalg.vector_norm(second.cholesky, dim=-1, keepdim=True)
     a, b = first.cholesky / deviation, second.cholesky / deviation
     covariance = (a @ a.mT - b @ b.mT).abs().amax((-2, -1))

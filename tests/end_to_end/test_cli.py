@@ -22,6 +22,7 @@ from ornstein.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 TAU = 10.05  # ∫ of the default rate, 0.1 + 19.9 s, over the horizon
 SHARP = 2 / 255 / 6
+OWN = ("--Q", "[[0,-1],[1,0]]", "--D", "[[0,0],[0,1]]")
 SPACING = 10 ** (5 / 299)  # ratio of neighbouring short times
 
 
@@ -96,10 +97,7 @@ def inspected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Several processes under data of a mean and variance of their own."""
     out = tmp_path_factory.mktemp("inspect")
     data = ("--data-variance", "0.3", "--data-mean", "0.5")
-    matrices = ("--Q", "[[0,-1],[1,0]]", "--D", "[[0,0],[0,1]]")
-    done = ornstein_command(
-        "inspect", "vpsde", "cld", "learned-1", *matrices, *data, "--out", str(out)
-    )
+    done = ornstein_command("inspect", "vpsde", "cld", "learned-1", *OWN, *data, "--out", str(out))
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -178,7 +176,7 @@ def test_diagonal_matrices_leave_the_auxiliary_variable_unused(tmp_path: Path) -
 
 def test_two_clocks(tmp_path: Path) -> None:
     done = ornstein_command(
-        *("inspect", "--Q", "[[0,-1],[1,0]]", "--D", "[[0,0],[0,1]]", "--S", "[[1,0],[0,4]]"),
+        *("inspect", *OWN, "--S", "[[1,0],[0,4]]"),
         *("--rate-q", "5", "5", "--rate-d", "0.1", "10", "--out", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
@@ -192,6 +190,50 @@ def test_rate_sets_the_clock(tmp_path: Path) -> None:
     curve = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))["curves"]["vpsde"]
     truth = 1 / np.expm1(3 * np.array(curve["times"]))
     np.testing.assert_allclose(curve["snr"], truth, rtol=1e-10)
+
+
+def test_horizon_and_initial_variance_of_an_own_process(tmp_path: Path) -> None:
+    options = ["--rate", "3", "3", "--horizon", "2", "--v0-variance", "[0.3]"]
+    assert exit_code(["inspect", *OWN, *options, "--out", str(tmp_path)]) == 0
+    curve = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))["curves"]["own"]
+    assert curve["times"][-1] == 2.0
+    Phi = expm(-6 * np.array([[0.0, -1.0], [1.0, 1.0]]))
+    Sigma = np.eye(2) + Phi @ np.diag([-1.0, 0.3 - 1.0]) @ Phi.T
+    snr = Phi[:, 0] @ np.linalg.solve(Sigma, Phi[:, 0])
+    assert curve["snr"][-1] == pytest.approx(snr, rel=1e-10)
+
+
+def test_horizon_of_a_preset(tmp_path: Path) -> None:
+    options = ["--rate", "3", "3", "--horizon", "2"]
+    assert exit_code(["inspect", "vpsde", *options, "--out", str(tmp_path)]) == 0
+    curve = json.loads((tmp_path / "curves.json").read_text(encoding="utf-8"))["curves"]["vpsde"]
+    assert curve["snr"][-1] == pytest.approx(1 / math.expm1(6), rel=1e-10)
+
+
+def test_a_name_that_is_repeated_is_numbered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["inspect", "vpsde", "vesde", "vpsde", "--out", str(tmp_path)]) == 0
+    assert list(figures(tmp_path)) == ["vpsde (1)", "vesde", "vpsde (2)"]
+    assert {path.stem for path in tmp_path.glob("vpsde*.png")} == {"vpsde-1", "vpsde-2"}
+    assert "vpsde (2)" in capsys.readouterr().out
+
+
+def test_a_gap_below_rounding_is_not_spelt_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["inspect", "cld", "--rate", "30", "300", "--out", str(tmp_path)]) == 0
+    assert "< 1e-16" in capsys.readouterr().out
+    assert abs(figures(tmp_path)["cld"]["prior_gap_bits"]) < 1e-16
+
+
+def test_what_is_noisy_from_the_start_was_never_sharp(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["inspect", "vpsde", "--rate", "3", "3", "--out", str(tmp_path)]) == 0
+    assert figures(tmp_path)["vpsde"]["sharp_until"] is None  # √(3·1e-5) is more than a pixel's ⅙
+    row = next(line for line in capsys.readouterr().out.splitlines() if "vpsde" in line)
+    assert row.split()[5] == "—"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +250,12 @@ def test_rate_sets_the_clock(tmp_path: Path) -> None:
         (["inspect", "vesde", "--rate", "1", "2"], ["'vesde' has no rate"]),
         (["inspect", "cld", "--rate", "-1", "2"], ["positive"]),
         (["inspect", "cld", "--rate-q", "1", "2"], ["go with --Q and --D"]),
+        (["inspect", "cld", "--v0-variance", "1"], ["go with --Q and --D"]),
+        (["inspect", *OWN, "--v0-variance", "wide"], ["not JSON", "a number, a list"]),
+        (["inspect", *OWN, "--v0-variance", "-1"], ["v0_variance", "-1"]),
+        (["inspect", "cld", "--horizon", "-1"], ["horizon", "-1"]),
+        (["inspect", "--q", "[[0]]", "--D", "[[1]]"], ["no option --q", "perhaps you meant --Q"]),
+        (["inspect", "cld", "--Rate=1"], ["no option --Rate", "perhaps you meant --rate"]),
         (["inspect", "cld", "--data-variance", "-1"], ["variance ≥ 0"]),
         (["inspect", "cld", "--out", "/dev/null/folder"], ["/dev/null/folder"]),
         (["inspect", "cld", "--color", "red"], ["--color"]),
@@ -246,3 +294,5 @@ def test_help_has_examples(command: list[str], capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "examples:" in said
     assert f"ornstein {' '.join(command)}".strip() in said
+    assert "default: None" not in said
+    assert "default: )" not in said

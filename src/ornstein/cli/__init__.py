@@ -6,6 +6,7 @@ is a new file and one more line in `Command`.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -32,6 +33,10 @@ examples:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake is one line on stderr and the exit code 2."""
+    args = sys.argv[1:] if args is None else args
+    if wrong := _wrong_case(args):
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
     command = tyro.cli(
         Command,
         prog="ornstein",
@@ -45,3 +50,15 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _wrong_case(args: Sequence[str]) -> str | None:
+    """--q for --Q, which the parser would take for a misspelt --rate-q."""
+    fields = [field for kind in (Quickstart, Inspect) for field in dataclasses.fields(kind)]
+    options = {f"--{field.name.replace('_', '-')}" for field in fields}
+    spelt = {option.lower(): option for option in options}
+    for given in (arg.split("=")[0] for arg in args):
+        right = spelt.get(given.lower())
+        if right and given not in options:
+            return f"there is no option {given}; perhaps you meant {right}."
+    return None

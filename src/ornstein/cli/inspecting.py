@@ -19,29 +19,42 @@ examples:
   ornstein inspect --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
   ornstein inspect --Q ... --D ... --rate-q 5 5 --rate-d 0.1 10"""
 
-Ends = Annotated[tuple[float, float] | None, tyro.conf.arg(metavar="START END")]
-Json = Annotated[str | None, tyro.conf.arg(metavar="JSON")]
+# the hint would say "(default: None)"; what None means is in the help of each
+Names = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="NAME ...", help_behavior_hint=""),
+]
+Ends = Annotated[
+    tuple[float, float] | None, tyro.conf.arg(metavar="START END", help_behavior_hint="")
+]
+Json = Annotated[str | None, tyro.conf.arg(metavar="JSON", help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
 class Inspect:
     """Look at one process or several."""
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
-    """Presets: vpsde, subvpsde, vesde, cld, psld, alda, malda, or
-    learned-N with N auxiliary variables (learned-N-full for a full D)."""
+    names: Names = ()
+    """Presets: vpsde, subvpsde, vesde, cld, psld, alda, malda, or learned-N with N auxiliary
+    variables (learned-N-full for a full D)."""
     Q: Json = None
     """Skew-symmetric matrix of a process of your own, as nested lists."""
     D: Json = None
     """Its positive semi-definite matrix."""
     S: Json = None
-    """The inverse of its stationary covariance; the identity if left out."""
+    """The inverse of its stationary covariance (default: the identity)."""
+    v0_variance: Json = None
+    """Variance of its auxiliary variables at time 0: a number, one for each, or a matrix
+    (default: 0.04)."""
     rate: Ends = None
-    """Linear rate, its value at time 0 and at the horizon (0.1 20 if left out)."""
+    """Linear rate, its value at time 0 and at the horizon (default: 0.1 20)."""
     rate_q: Ends = None
-    """The same for Q alone, with --Q."""
+    """The same for Q alone, with --Q (default: that of --rate)."""
     rate_d: Ends = None
-    """The same for D alone, with --D."""
+    """The same for D alone, with --D (default: that of --rate)."""
+    horizon: float = 1.0
+    """The time at which every process ends."""
     data_variance: float = 0.25
     """Variance of the data per coordinate (0.25 is typical of images in [-1, 1])."""
     data_mean: float = 0.0
@@ -50,18 +63,28 @@ class Inspect:
     """Folder for the pictures and the numbers (JSON)."""
 
     def run(self) -> None:
-        processes = [naming.preset(name, self.rate) for name in self.names]
+        processes = [naming.preset(name, self.rate, self.horizon) for name in self.names]
         if self.Q is not None and self.D is not None:
-            processes.append(
-                naming.own(self.Q, self.D, self.S, self.rate, self.rate_q, self.rate_d)
+            own = naming.own(
+                self.Q,
+                self.D,
+                self.S,
+                self.rate,
+                self.rate_q,
+                self.rate_d,
+                self.v0_variance,
+                self.horizon,
             )
+            processes.append(own)
         elif any(value is not None for value in (self.Q, self.D, self.S)):
             raise ValueError(
                 "a process of your own needs both --Q and --D (and --S if its prior is not "
                 "N(0, 1)); give both, for example --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'."
             )
-        elif self.rate_q is not None or self.rate_d is not None:
-            raise ValueError("--rate-q and --rate-d go with --Q and --D; for presets use --rate.")
+        elif any(value is not None for value in (self.rate_q, self.rate_d, self.v0_variance)):
+            raise ValueError(
+                "--rate-q, --rate-d and --v0-variance go with --Q and --D; for presets use --rate."
+            )
         if not processes:
             raise ValueError(
                 "nothing to inspect; name a preset, for example `ornstein inspect cld`, or give "

@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 import ornstein
-from ornstein import Process, viz
-from ornstein.diagnostics import diagnose
+from ornstein import Process, diagnose, viz
 from ornstein.provenance import provenance
 
 
@@ -25,15 +22,17 @@ def look(processes: Sequence[Process], variance: float, mean: float, out: Path) 
     """Diagnose the processes; a table on the terminal, pictures and numbers in the folder."""
     out.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder costs nothing
     console = Console()
-    diagnoses = []
+    names = viz.numbered([process.name for process in processes])
     with console.status("diagnosing …"):
-        for process in processes:
-            diagnoses.append(diagnose(process, variance, mean, times(process.horizon)))
+        diagnoses = [
+            dataclasses.replace(diagnose(process, variance, mean), name=name)
+            for process, name in zip(processes, names, strict=True)
+        ]
     summaries = [viz.summarise(diagnosis) for diagnosis in diagnoses]
     console.print(table(summaries, variance, mean), "")
     files = []
     with console.status("drawing …"):
-        stems = _stems([diagnosis.name for diagnosis in diagnoses])
+        stems = [re.sub(r"[^\w.-]+", "-", name).strip("-.") for name in names]
         if len(diagnoses) > 1:
             files.append(viz.save(viz.overview(diagnoses), out / "overview.png"))
         for stem, diagnosis in zip(stems, diagnoses, strict=True):
@@ -57,13 +56,6 @@ def _write(path: Path, record: dict[str, Any], indent: int | None = None) -> Pat
     return path
 
 
-def times(horizon: float) -> Tensor:
-    """Where to look: evenly on a logarithmic scale for short times, on a linear one for long."""
-    short = torch.logspace(-5, 0, 300, dtype=torch.float64)
-    long = torch.linspace(0, 1, 201, dtype=torch.float64)[1:]
-    return horizon * torch.cat([short, long]).clamp(max=1.0).unique()
-
-
 def table(summaries: Sequence[viz.Summary], variance: float, mean: float) -> Table:
     """One row per process."""
     rows = Table(
@@ -71,8 +63,9 @@ def table(summaries: Sequence[viz.Summary], variance: float, mean: float) -> Tab
         title_justify="left",
         caption=(
             "sharp until: x is known to a sixth of an 8-bit pixel bin\n"
-            "forgotten at: 99 % of any start is gone\n"
-            "I(x; v): the most that the auxiliary variables ever tell about x"
+            "gone at: 99 % of any start is forgotten\n"
+            "I(x; v): the most that the auxiliary variables ever tell about x\n"
+            "—: not between the first time looked at and the horizon, or not defined"
         ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -80,14 +73,14 @@ def table(summaries: Sequence[viz.Summary], variance: float, mean: float) -> Tab
         show_edge=False,
         pad_edge=False,
     )
-    rows.add_column("process", style="bold", no_wrap=True)
+    rows.add_column("process", style="bold", overflow="fold")
     for head in (
         "K",
         "one\nclock",
         "slowest\nrate",
         "prior gap\nbits/dim",
         "sharp\nuntil s",
-        "forgotten\nat s",
+        "gone\nat s",
         "I(x; v)\nnats",
         "worst\ncondition",
     ):
@@ -96,25 +89,12 @@ def table(summaries: Sequence[viz.Summary], variance: float, mean: float) -> Tab
         rows.add_row(
             each.name,
             str(each.n_vars),
-            {True: "yes", False: "no", None: "–"}[each.commutes],
-            "–" if each.slowest_rate is None else f"{each.slowest_rate:.2f}",
-            f"{each.prior_gap_bits:.1e}",
-            "never" if each.sharp_until is None else f"{each.sharp_until:.1e}",
-            "never" if each.forgotten_at is None else f"{each.forgotten_at:.2f}",
-            "–" if each.n_vars == 1 else f"{each.auxiliary_information:.3f}",
+            {True: "yes", False: "no", None: "—"}[each.commutes],
+            "—" if each.slowest_rate is None else f"{each.slowest_rate:.2f}",
+            each.gap_text(),
+            "—" if each.sharp_until is None else f"{each.sharp_until:.1e}",
+            "—" if each.forgotten_at is None else f"{each.forgotten_at:.2f}",
+            "—" if each.n_vars == 1 else f"{each.auxiliary_information:.3f}",
             f"{each.condition:.1e}",
         )
     return rows
-
-
-def _stems(names: Sequence[str]) -> list[str]:
-    """File names without surprises, no two alike."""
-    stems: list[str] = []
-    for name in names:
-        stem = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "process"
-        taken, count = {*stems, "overview"}, 2
-        unique = stem
-        while unique in taken:
-            unique, count = f"{stem}-{count}", count + 1
-        stems.append(unique)
-    return stems

@@ -22,10 +22,12 @@ class Quickstart:
 
     data_variance: float = 0.25
     """Variance of the data per coordinate (0.25 is typical of images in [-1, 1])."""
+    data_mean: float = 0.0
+    """Mean of the data per coordinate."""
     out: Path = Path("runs/quickstart")
     """Folder for the pictures and the numbers (JSON)."""
 
     def run(self) -> None:
         processes = [naming.preset(name) for name in [*ornstein.PRESETS, "learned-2"]]
         processes.append(naming.own("[[0,-1],[1,0]]", "[[0,0],[0,1]]"))
-        look(processes, self.data_variance, 0.0, self.out)
+        look(processes, self.data_variance, self.data_mean, self.out)

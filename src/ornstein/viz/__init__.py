@@ -3,6 +3,6 @@
 from ornstein.viz.compare import overview
 from ornstein.viz.page import page
 from ornstein.viz.style import save
-from ornstein.viz.summary import Summary, curves, summarise
+from ornstein.viz.summary import Summary, curves, numbered, summarise
 
-__all__ = ["Summary", "curves", "overview", "page", "save", "summarise"]
+__all__ = ["Summary", "curves", "numbered", "overview", "page", "save", "summarise"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ornstein.diagnostics import Diagnosis
 from ornstein.viz import style
 from ornstein.viz.style import COLOURS, INK, QUIET, Line
+from ornstein.viz.summary import numbered
 
 SIZE = 11.0
 
@@ -19,6 +20,8 @@ def overview(diagnoses: Sequence[Diagnosis], title: str = "") -> Figure:
     """Signal-to-noise, distance to the prior, use of the auxiliary variables, conditioning."""
     if not diagnoses:
         raise ValueError("overview was given no diagnosis; expected one or more.")
+    names = numbered([diagnosis.name for diagnosis in diagnoses])
+    diagnoses = [replace(d, name=name) for d, name in zip(diagnoses, names, strict=True)]
     figure = style.blank(12.0, 9.0)
     (snr, distance), (information, condition) = figure.subplots(2, 2)
     figure.subplots_adjust(
@@ -30,10 +33,10 @@ def overview(diagnoses: Sequence[Diagnosis], title: str = "") -> Figure:
     figure.text(0.985, 0.965, key, fontsize=SIZE, color=QUIET, va="center", ha="right")
 
     style.dress(snr, "Signal-to-noise about x", "dB", SIZE)
-    everything = np.concatenate([d.snr.cpu().numpy() for d in diagnoses])
-    snr.set_ylim(-60, min(140.0, 10 * np.log10(everything.max())))
+    decibels = [style.decibel(d.snr.cpu().numpy()) for d in diagnoses]
+    snr.set_ylim(-60, min(140.0, max(10.0, *(curve.max() for curve in decibels))))
     snr.axhline(0, color=QUIET, linewidth=0.8)
-    _draw(snr, diagnoses, [10 * np.log10(d.snr.cpu().numpy()) for d in diagnoses])
+    _draw(snr, diagnoses, decibels)
 
     style.dress(distance, "Distance to the prior", "KL(q(yₛ) ‖ π), nats per coordinate", SIZE)
     distance.set_yscale("log")

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ornstein.diagnostics import Diagnosis
 from ornstein.viz import style
-from ornstein.viz.style import COLOURS, INK, QUIET, Curve, Line
-from ornstein.viz.summary import Summary, summarise
+from ornstein.viz.style import COLOURS, FAINT, INK, QUIET, Curve, Line
+from ornstein.viz.summary import FLOOR, FORGOTTEN, Summary, summarise
 
-FLOOR = 1e-16  # below it a Kullback–Leibler divergence in float64 is rounding
-DASHES = (style.SOLID, style.DASHED, style.DOTTED)
+DASHES = (style.SOLID, style.DASHED, style.DOTTED, style.MIXED)
+ALL = len(DASHES)  # up to here every entry of a matrix is drawn, beyond it what concerns the data
+LOWEST = -120.0  # decibels; what is below says nothing more
+MOST = 8  # variables with a name and a colour; the rest are grey
 
 
 def page(diagnosis: Diagnosis, title: str | None = None) -> Figure:
@@ -56,6 +58,19 @@ def variable(index: int, n_vars: int) -> str:
     )
 
 
+def _colours(diagnosis: Diagnosis) -> dict[int, str]:
+    """The variables that have a name and a colour: z and those that respond most to it."""
+    response = np.abs(_array(diagnosis.propagator)[:, 1:, 0]).max(0)
+    order = np.argsort(-response, kind="stable") + 1
+    named = sorted([0, *order[: MOST - 1].tolist()])
+    return dict(zip(named, COLOURS, strict=False))
+
+
+def _line(x: Curve, y: Curve, label: str, colour: str | None) -> Line:
+    """A line with its name, or a thin grey one where there is no colour for it."""
+    return Line(x, y, label, colour) if colour else Line(x, y, "", FAINT, width=0.8)
+
+
 def _heading(figure: Figure, axes: Axes, title: str, summary: Summary) -> None:
     """The name over the page and the figures in the first cell."""
     y = 1 - 0.42 / figure.get_figheight()
@@ -68,10 +83,10 @@ def _heading(figure: Figure, axes: Axes, title: str, summary: Summary) -> None:
     figure.text(0.985, y, kind, fontsize=11, color=QUIET, va="center", ha="right")
     axes.set_axis_off()
     facts = [
-        ("prior gap at the horizon", f"{summary.prior_gap_bits:.2g} bits/dim"),
+        ("prior gap at the horizon", f"{summary.gap_text('.2g')} bits/dim"),
         ("x sharp to ⅙ pixel until", _time(summary.sharp_until)),
         ("99 % of any start gone by", _time(summary.forgotten_at)),
-        ("slowest rate of (Q + D)S", _number(summary.slowest_rate)),
+        ("slowest rate", _number(summary.slowest_rate)),
         ("one clock for Q and D", {True: "yes", False: "no", None: "—"}[summary.commutes]),
     ]
     if summary.n_vars > 1:
@@ -94,26 +109,37 @@ def _heading(figure: Figure, axes: Axes, title: str, summary: Summary) -> None:
 
 def _propagator(axes: Axes, diagnosis: Diagnosis) -> None:
     times, K = _array(diagnosis.times), diagnosis.n_vars
-    style.dress(axes, "Propagator Φ(s)", "E[row] per unit of column at time 0" if K > 1 else "")
-    entries = _array(diagnosis.propagator)
-    low, high = min(0.0, float(entries.min())), max(1.0, float(entries.max()))
+    unit = "E[row] per unit of column at time 0"
+    if K > ALL:
+        unit = "response to z, dashed: to itself"
+    style.dress(axes, "Propagator Φ(s)", unit if K > 1 else "")
+    start = np.eye(K)[None]
+    x, entries = np.append(0.0, times), np.concatenate([start, _array(diagnosis.propagator)])
+    colours = _colours(diagnosis)
+    if K > ALL:
+        lines = [Line(x, entries[:, i, i], "", FAINT, style.DASHED, 0.8) for i in range(1, K)]
+        lines += [
+            _line(x, entries[:, i, 0], f"{variable(i, K)}←z", colours.get(i)) for i in range(K)
+        ]
+    else:
+        lines = [
+            Line(
+                x,
+                entries[:, i, j],
+                f"{variable(i, K)}←{variable(j, K)}" if K > 1 else "",
+                colours[i],
+                DASHES[j],
+            )
+            for i in range(K)
+            for j in range(K)
+            if i == j or entries[:, i, j].any()
+        ]
+    low = min(0.0, *(float(line.y.min()) for line in lines))
+    high = max(1.0, *(float(line.y.max()) for line in lines))
     margin = 0.06 * (high - low)
     style.linear_time(axes, times)
     axes.set_ylim(low - margin, high + margin)
     axes.axhline(0, color=QUIET, linewidth=0.8)
-    x, start = np.concatenate([[0.0], times]), np.eye(K)
-    lines = [
-        Line(
-            x,
-            np.concatenate([[start[i, j]], entries[:, i, j]]),
-            f"{variable(i, K)}←{variable(j, K)}" if K > 1 else "",
-            COLOURS[i % len(COLOURS)],
-            DASHES[j % len(DASHES)],
-        )
-        for i in range(K)
-        for j in range(K)
-        if i == j or entries[:, i, j].any()
-    ]
     style.draw(axes, lines, 9.5 if K < 3 else 8.5)
 
 
@@ -124,15 +150,11 @@ def _spread(axes: Axes, diagnosis: Diagnosis) -> None:
     style.log_time(axes, times)
     axes.set_yscale("log")
     axes.set_ylim(max(1e-12, deviations.min() / 2), deviations.max() * 2.5)
+    colours = _colours(diagnosis)
     style.draw(
         axes,
         [
-            Line(
-                times,
-                deviations[:, i],
-                variable(i, K) if K > 1 else "",
-                COLOURS[i % len(COLOURS)],
-            )
+            _line(times, deviations[:, i], variable(i, K) if K > 1 else "", colours.get(i))
             for i in range(K)
         ],
     )
@@ -140,33 +162,34 @@ def _spread(axes: Axes, diagnosis: Diagnosis) -> None:
 
 def _correlation(axes: Axes, diagnosis: Diagnosis) -> None:
     times, K = _array(diagnosis.times), diagnosis.n_vars
-    style.dress(axes, "Correlations given x", "of the noises")
+    style.dress(axes, "Correlations given x", "of the noises" if K <= ALL else "of z with each v")
     covariance = _array(diagnosis.covariance)
     deviations = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
     correlations = covariance / deviations[:, :, None] / deviations[:, None, :]
+    if K > ALL:
+        colours = _colours(diagnosis)
+        lines = [
+            _line(times, correlations[:, i, 0], f"z, {variable(i, K)}", colours.get(i))
+            for i in range(1, K)
+        ]
+    else:
+        pairs = [(i, j) for i in range(K) for j in range(i)]
+        lines = [
+            Line(times, correlations[:, i, j], f"{variable(j, K)}, {variable(i, K)}", colour)
+            for (i, j), colour in zip(pairs, COLOURS, strict=False)
+        ]
+    most = max(float(np.abs(line.y).max()) for line in lines)
     style.linear_time(axes, times)
-    axes.set_ylim(-1.08, 1.08)
+    axes.set_ylim(*np.array([-1.08, 1.08]) * (1.0 if most > 0.4 else max(0.01, 1.4 * most)))
     axes.axhline(0, color=QUIET, linewidth=0.8)
-    pairs = [(i, j) for i in range(K) for j in range(i)]
-    style.draw(
-        axes,
-        [
-            Line(
-                times,
-                correlations[:, i, j],
-                f"{variable(j, K)}, {variable(i, K)}",
-                COLOURS[n % len(COLOURS)],
-            )
-            for n, (i, j) in enumerate(pairs)
-        ],
-    )
+    style.draw(axes, lines, 9.5 if K < 3 else 8.5)
 
 
 def _snr(axes: Axes, diagnosis: Diagnosis) -> None:
     style.dress(axes, "Signal-to-noise about x", "dB")
-    times, decibel = _array(diagnosis.times), 10 * np.log10(_array(diagnosis.snr))
+    times, decibel = _array(diagnosis.times), style.decibel(_array(diagnosis.snr))
     style.log_time(axes, times)
-    low, high = float(decibel.min()), float(decibel.max())
+    low, high = max(LOWEST, float(decibel.min())), max(0.0, float(decibel.max()))
     axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
     axes.axhline(0, color=QUIET, linewidth=0.8)
     style.draw(axes, [Line(times, decibel, "", COLOURS[0])])
@@ -201,18 +224,9 @@ def _memory(axes: Axes, diagnosis: Diagnosis) -> None:
     times, memory = _array(diagnosis.times), _array(diagnosis.memory)
     style.linear_time(axes, times)
     axes.set_yscale("log")
-    axes.set_ylim(min(1e-3, memory.min() / 2), 2)
-    axes.axhline(0.01, color=QUIET, linewidth=0.8)
-    axes.text(
-        0.012,
-        0.01,
-        "1 %",
-        transform=axes.get_yaxis_transform(),
-        fontsize=8.5,
-        color=QUIET,
-        va="bottom",
-    )
-    style.draw(axes, [Line(times, memory, "", COLOURS[0])])
+    axes.set_ylim(max(FLOOR, min(1e-3, memory.min() / 2)), 2)
+    level = Line(times, np.full_like(times, FORGOTTEN), f"{100 * FORGOTTEN:g} %", QUIET, width=0.8)
+    style.draw(axes, [level, Line(times, memory, "", COLOURS[0])])
 
 
 def _auxiliary(axes: Axes, diagnosis: Diagnosis) -> None:
@@ -220,7 +234,7 @@ def _auxiliary(axes: Axes, diagnosis: Diagnosis) -> None:
     times, information = _array(diagnosis.times), _array(diagnosis.auxiliary_information)
     style.linear_time(axes, times)
     axes.set_ylim(0, max(1e-3, 1.12 * information.max()))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     style.draw(axes, [Line(times, information, "", COLOURS[2])])
 
 
@@ -229,7 +243,7 @@ def _condition(axes: Axes, diagnosis: Diagnosis) -> None:
     times, condition = _array(diagnosis.times), _array(diagnosis.condition)
     style.log_time(axes, times)
     axes.set_yscale("log")
-    axes.set_ylim(0.7, max(30.0, 3 * condition.max()))
+    axes.set_ylim(0.7, max(30.0, 3 * condition[np.isfinite(condition)].max(initial=1.0)))
     style.draw(axes, [Line(times, condition, "", COLOURS[3])])
 
 
@@ -238,7 +252,7 @@ def _array(tensor: Tensor) -> Curve:
 
 
 def _time(value: float | None) -> str:
-    return "never" if value is None else f"s = {value:.2g}"
+    return "—" if value is None else f"s = {value:.2g}"
 
 
 def _number(value: float | None) -> str:

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, LogLocator
 from numpy.typing import NDArray
 
 DPI = 150
-INK, QUIET, GRID = "#1f2328", "#656d76", "#e6e8eb"
+INK, QUIET, FAINT, GRID = "#1f2328", "#656d76", "#b1b8c0", "#e6e8eb"
 # the palette of Okabe and Ito without its yellow, which white paper swallows, then three of Tol's
 COLOURS = (
     "#0072B2",
@@ -35,6 +35,9 @@ COLOURS = (
 SOLID = "-"
 DASHED = (0, (4.5, 1.8))
 DOTTED = (0, (1.2, 1.6))
+MIXED = (0, (6.0, 1.6, 1.2, 1.6))
+
+STEP = 4.0  # pixels between the points at which a line is seen when labels are placed
 
 Curve = NDArray[np.float64]
 Dash = str | tuple[int, tuple[float, ...]]
@@ -89,6 +92,11 @@ def dress(axes: Axes, title: str, unit: str = "", size: float = 9.5) -> None:
     axes.tick_params(axis="x", which="major", length=3, color=QUIET)
 
 
+def decibel(ratio: Curve) -> Curve:
+    """10 log₁₀, and something very low where a signal is gone altogether."""
+    return 10 * np.log10(np.maximum(ratio, 1e-300))
+
+
 def log_time(axes: Axes, times: Curve) -> None:
     """A logarithmic time axis over all of the times."""
     axes.set_xscale("log")
@@ -105,6 +113,7 @@ def linear_time(axes: Axes, times: Curve) -> None:
 def draw(axes: Axes, lines: Sequence[Line], size: float = 9.5) -> None:
     """Plot the lines inside the limits that are set, and write each label beside its line."""
     for line in lines:
+        above = 1.9 if line.colour == FAINT else 2 if line.dash == SOLID else 2.5
         axes.plot(
             line.x,
             line.y,
@@ -112,7 +121,7 @@ def draw(axes: Axes, lines: Sequence[Line], size: float = 9.5) -> None:
             linestyle=line.dash,
             linewidth=line.width,
             solid_capstyle="round",
-            zorder=2 if line.dash == SOLID else 2.5,  # a broken line shows what it covers
+            zorder=above,  # a broken line shows what it covers
         )
     axes.minorticks_off()
     _label(axes, lines, size)
@@ -120,11 +129,14 @@ def draw(axes: Axes, lines: Sequence[Line], size: float = 9.5) -> None:
 
 def _label(axes: Axes, lines: Sequence[Line], size: float) -> None:
     """Write every label where its own line is near and everything else is far."""
-    tracks = [_track(axes, line) for line in lines]
+    named = [(line, _track(axes, line)) for line in lines if line.label]
+    named = [(line, track) for line, track in named if len(track)]
+    if not named:
+        return
+    nameless = [_track(axes, line) for line in lines if not line.label]
+    tracks = [track for _, track in named] + _crowd(nameless)
     boxes: list[Curve] = []  # (left, bottom, right, top) of the labels written so far
-    for line, own in zip(lines, tracks, strict=True):
-        if not line.label or len(own) == 0:
-            continue
+    for line, own in named:
         text = axes.text(
             0.5,
             0.5,
@@ -139,7 +151,7 @@ def _label(axes: Axes, lines: Sequence[Line], size: float) -> None:
         )
         extent = text.get_window_extent()
         half = np.array([extent.width / 2, extent.height / 2])
-        others = [track for track in tracks if track is not own and len(track)]
+        others = [track for track in tracks if track is not own]
         place = _place(own, others, boxes, half, np.array(axes.bbox.extents))
         text.set_position(tuple(axes.transAxes.inverted().transform(place)))
         boxes.append(np.concatenate([place - half, place + half]))
@@ -155,10 +167,16 @@ def _track(axes: Axes, line: Line) -> Curve:
     left, bottom, right, top = axes.bbox.extents
     points[:, 1] = points[:, 1].clip(bottom - 50, top + 50)
     walked = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
-    places = np.arange(0, walked[-1], 4.0)
+    places = np.arange(0, walked[-1], STEP)
     dense = np.stack([np.interp(places, walked, points[:, i]) for i in (0, 1)], -1)
     x, y = dense.T
     return dense[(x >= left) & (x <= right) & (y >= bottom) & (y <= top)]
+
+
+def _crowd(tracks: Sequence[Curve]) -> list[Curve]:
+    """All of these as at most one track, a point for each small square that any of them meets."""
+    points = np.concatenate([np.empty((0, 2)), *tracks])
+    return [STEP * np.unique(np.round(points / STEP), axis=0)] if len(points) else []
 
 
 def _place(own: Curve, others: list[Curve], boxes: list[Curve], half: Curve, frame: Curve) -> Curve:
@@ -167,9 +185,10 @@ def _place(own: Curve, others: list[Curve], boxes: list[Curve], half: Curve, fra
     corners = [
         np.array([sx * (half[0] + 3), sy * (half[1] + 1)]) for sx in (1, -1) for sy in (1, -1)
     ]
-    spots = np.concatenate([own + shift for shift in (up, -up, aside, -aside, *corners)])
+    near_own = own[::2]
+    spots = np.concatenate([near_own + shift for shift in (up, -up, aside, -aside, *corners)])
     inside = ((spots - half >= frame[:2] + 3) & (spots + half <= frame[2:] - 3)).all(-1)
-    spots = spots[inside] if inside.any() else own
+    spots = spots[inside] if inside.any() else near_own
     near = _distance(spots, own, half)
     cost = 3.0 * (near < 2) + 0.1 * np.abs(near - 5)
     for track in others:
@@ -184,5 +203,6 @@ def _place(own: Curve, others: list[Curve], boxes: list[Curve], half: Curve, fra
 
 def _distance(spots: Curve, points: Curve, half: Curve) -> Curve:
     """From boxes around the spots to the nearest of the points: (n, 2), (m, 2) -> (n,)."""
-    apart = np.maximum(np.abs(spots[:, None] - points) - half, 0)
-    return np.hypot(apart[..., 0], apart[..., 1]).min(-1)
+    gaps = [np.abs(np.subtract.outer(spots[:, i], points[:, i])) - half[i] for i in (0, 1)]
+    x, y = (np.maximum(gap, 0, out=gap) for gap in gaps)
+    return np.sqrt((x * x + y * y).min(-1))

@@ -1,0 +1,78 @@
+"""What is on the pages: few enough lines and names to read, axes that end where sense does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import ornstein
+from ornstein import viz
+
+
+def panel(figure: Figure, title: str) -> Axes:
+    """The axes under a title."""
+    return next(axes for axes in figure.axes if title in axes.get_title(loc="left"))
+
+
+def labels(axes: Axes) -> list[str]:
+    """The words inside a panel, its unit aside."""
+    return [text.get_text() for text in axes.texts if text.get_path_effects()]
+
+
+@pytest.mark.parametrize("n_aux", [4, 9, 20])
+def test_many_variables_stay_readable(n_aux: int) -> None:
+    figure = viz.page(ornstein.diagnose(ornstein.learned(n_aux)))
+    for axes in figure.axes:
+        assert len(labels(axes)) <= 8
+        assert len(set(labels(axes))) == len(labels(axes))
+    propagator = panel(figure, "Propagator")
+    assert len(propagator.lines) == 2 * (n_aux + 1) - 1 + 1  # Φ's column, its diagonal, and zero
+    assert "z←z" in labels(propagator)
+
+
+def test_the_largest_responses_have_the_names() -> None:
+    diagnosis = ornstein.diagnose(ornstein.learned(12))
+    size = diagnosis.propagator[:, 1:, 0].abs().amax(0)
+    subscripts = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+    largest = (size.argsort(descending=True)[:7] + 1).tolist()
+    expected = {"z←z", *(f"v{str(i).translate(subscripts)}←z" for i in largest)}
+    assert set(labels(panel(viz.page(diagnosis), "Propagator"))) == expected
+
+
+def test_no_two_lines_of_the_propagator_look_alike() -> None:
+    axes = panel(viz.page(ornstein.diagnose(ornstein.learned(3))), "Propagator")
+    looks = [(line.get_color(), str(line._dash_pattern)) for line in axes.lines]
+    assert len(looks) == 17  # sixteen entries and the line at zero
+    assert len(set(looks)) == 17
+
+
+def test_axes_end_where_sense_does() -> None:
+    figure = viz.page(ornstein.diagnose(ornstein.cld(rate=ornstein.Linear(30.0, 300.0))))
+    assert -140 < panel(figure, "Signal-to-noise").get_ylim()[0] <= -120
+    memory = panel(figure, "Memory")
+    assert memory.get_ylim()[0] >= 1e-16
+    (level,) = [text for text in memory.texts if text.get_text() == "1 %"]
+    assert level.get_window_extent().y1 < memory.bbox.y1  # below the title
+
+
+def test_a_condition_beyond_float64_is_drawn(tmp_path: Path) -> None:
+    diagnosis = ornstein.diagnose(ornstein.cld())
+    steep = replace(diagnosis, condition=torch.logspace(30, 0, len(diagnosis.times)).double())
+    for figure in (viz.page(steep), viz.overview([diagnosis, steep])):
+        viz.save(figure, tmp_path / "steep.png")
+        low, high = panel(figure, "Condition").get_ylim()
+        assert low < 1
+        assert 1e30 < high < 1e32
+        ticks = panel(figure, "Condition").get_yticks()
+        assert np.count_nonzero((ticks > low) & (ticks < high)) < 20
+
+
+def test_processes_of_one_name_are_told_apart() -> None:
+    pair = [ornstein.diagnose(ornstein.cld(mass=mass)) for mass in (0.25, 1.0)]
+    assert labels(panel(viz.overview(pair), "Distance")) == ["cld (1)", "cld (2)"]
