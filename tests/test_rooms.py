@@ -15,6 +15,7 @@ SOURCE = ROOT / "src" / "ornstein"
 # Each room may use the rooms above it, never below. A room is a file or a folder of src/ornstein;
 # "ornstein" is the public namespace itself (__init__.py).
 ROOMS = [
+    "gpu",
     "linalg",
     "schedules",
     "clock",

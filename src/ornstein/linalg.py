@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ornstein import gpu
+
 EPS = 2.0**-52
 
 
@@ -92,7 +94,11 @@ def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tenso
     columns: (..., K, N), N ≥ K -> (..., K, K), (..., K, N), (...). Gradient: `reduction_vjp`.
     Without with_rows the rows may be left out (an empty tensor).
     """
-    if columns.is_cuda or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # the compiler fuses it
+        return _reflect(columns, with_rows)
+    if gpu.fits(columns):
+        return gpu.reduce(columns, with_rows, EPS)
+    if columns.is_cuda:
         return _reflect(columns, with_rows)
     return _lapack(columns, with_rows)
 

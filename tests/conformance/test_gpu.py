@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ornstein import Process
+from ornstein.linalg import _reflect, orthogonal_reduction
 from tests.conformance.zoo import ZOO
 
 pytestmark = [
@@ -42,6 +43,27 @@ def test_the_numbers_of_the_cpu(name: str, given: str) -> None:
         # another order of the same sums: a few ε of the largest entry
         scale = float(here.detach().abs().max())
         assert float((here - there.cpu()).detach().abs().max()) <= 1e-11 * scale
+
+
+@pytest.mark.parametrize("K, N", [(1, 1), (2, 16), (3, 41), (3, 96), (5, 55), (6, 600)])
+def test_the_reduction_of_the_cpu(K: int, N: int) -> None:
+    """The kernel written for the GPU: L, rows, error estimate, zero rows and NaN."""
+    size = torch.logspace(0, -9, N, dtype=F64)  # columns that shrink
+    columns = torch.randn(7, K, N, dtype=F64) * size
+    columns[2, 0] = 0.0
+    columns[3, K - 1, 0] = float("nan")
+    found = orthogonal_reduction(columns.cuda())
+    wanted = _reflect(columns, True)
+    for here, there in zip(wanted, found, strict=True):
+        good = [0, 1, 2, 4, 5, 6]
+        scale = here[good].abs().reshape(len(good), -1).amax(1)
+        gap = (here - there.cpu())[good].abs().reshape(len(good), -1).amax(1)
+        assert bool((gap <= 1e-13 * scale).all())
+    assert bool(torch.isnan(found[2][3]))
+    L, rows = found[0].cpu(), found[1].cpu()
+    assert torch.allclose(
+        (L @ rows)[0], columns[0], rtol=0.0, atol=1e-14 * float(columns[0].abs().max())
+    )
 
 
 @pytest.mark.parametrize("name", CAPTURED)

@@ -1,0 +1,111 @@
+"""The orthogonal reduction of `linalg` as one GPU kernel: a program per matrix, all in registers.
+
+Written out in tensor operations a reduction is some fifty launches, most of the time of a kernel
+captured in a CUDA graph. Triton comes with CUDA builds of PyTorch; where it is missing, or a
+matrix is too large, `linalg` uses its tensor operations. Same formulas, same names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # no Triton: CPU builds, other platforms
+    triton = None
+
+LARGEST = 8192  # entries of a padded matrix that fit the registers of a program
+
+
+def fits(columns: Tensor) -> bool:
+    """Whether the kernel can take these columns: (..., K, N)."""
+    K, N = columns.shape[-2:]
+    return (
+        triton is not None
+        and columns.is_cuda
+        and columns.numel() > 0
+        and _padded(K) * _padded(N) <= LARGEST
+    )
+
+
+def _padded(size: int) -> int:
+    return max(2, 1 << (size - 1).bit_length())
+
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def _reduce(  # type: ignore[no-untyped-def]
+        columns,
+        lower,
+        rows,
+        signs,
+        errors,
+        N,
+        eps,
+        K: tl.constexpr,
+        KP: tl.constexpr,
+        NP: tl.constexpr,
+        WITH_ROWS: tl.constexpr,
+    ):
+        b = tl.program_id(0).to(tl.int64)
+        k, n = tl.arange(0, KP), tl.arange(0, NP)
+        r, c = k[:, None], n[None, :]
+        inside = (r < K) & (c < N)
+        W = tl.load(columns + b * K * N + r * N + c, mask=inside, other=0.0)
+        bound = tl.abs(W)
+        error = tl.sum(tl.zeros([KP], tl.float64), 0)
+        for i in tl.static_range(K):
+            here = (r == i) & (c >= i)
+            row = tl.sum(tl.where(here, W, 0.0), 0)
+            sums = tl.sum(tl.where(here, bound, 0.0), 0)
+            norm = tl.sqrt(tl.sum(row * row, 0))
+            size = tl.sqrt(tl.sum(sums * sums, 0))
+            first = tl.sum(tl.where(n == i, row, 0.0), 0)
+            sign = tl.where(first < 0, -1.0, 1.0)
+            pivot = first + sign * norm
+            half = norm * tl.abs(pivot)
+            scale = tl.where(half > 0, 1.0 / half, 0.0)
+            v = tl.where(n == i, pivot, row)
+            f = tl.where(k > i, tl.sum(W * v[None, :], 1) * scale, 0.0)
+            W = W - f[:, None] * v[None, :]
+            bound = bound + tl.abs(f)[:, None] * sums[None, :]
+            below = -sign * tl.sum(tl.where(c == i, W, 0.0), 1)
+            column = tl.where(k == i, norm, tl.where(k > i, below, 0.0))
+            tl.store(lower + b * K * K + k * K + i, column, mask=k < K)
+            lost = tl.where(size > 0, size / norm, size)
+            error = tl.where((lost > error) | (lost != lost), lost, error)
+            if WITH_ROWS:  # the reflectors wait where the rows will be
+                tl.store(rows + b * K * N + i * N + n, v, mask=n < N)
+                tl.store(signs + b * 2 * K + i, sign)
+                tl.store(signs + b * 2 * K + K + i, scale)
+        tl.store(errors + b, error * eps)
+        if WITH_ROWS:
+            tl.debug_barrier()
+            sign = tl.load(signs + b * 2 * K + k, mask=k < K, other=0.0)
+            R = tl.where(r == c, -sign[:, None], 0.0)
+            for j in tl.static_range(K):
+                v = tl.load(rows + b * K * N + (K - 1 - j) * N + n, mask=n < N, other=0.0)
+                scale = tl.load(signs + b * 2 * K + K + (K - 1 - j))
+                R = R - (tl.sum(R * v[None, :], 1) * scale)[:, None] * v[None, :]
+            tl.debug_barrier()
+            tl.store(rows + b * K * N + r * N + c, R, mask=inside)
+
+
+def reduce(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """L, orthonormal rows (empty unless wanted) and the error estimate of columns: (..., K, N)."""
+    columns = columns.contiguous()
+    batch, (K, N) = columns.shape[:-2], columns.shape[-2:]
+    count = columns.numel() // (K * N)
+    lower = columns.new_empty(*batch, K, K)
+    rows = torch.empty_like(columns) if with_rows else columns.new_empty(0)
+    signs = columns.new_empty(count, 2 * K)
+    errors = columns.new_empty(batch)
+    KP, NP = _padded(K), _padded(N)
+    options: dict[str, Any] = {"num_warps": 1 if KP * NP <= 512 else 4}
+    _reduce[(count,)](columns, lower, rows, signs, errors, N, eps, K, KP, NP, with_rows, **options)
+    return lower, rows, errors
