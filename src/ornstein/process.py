@@ -22,7 +22,7 @@ from ornstein.panels import Panels
 from ornstein.schedules import Float64Module, positive_number
 from ornstein.transition import Given, Transition
 
-TOLERANCE = 1e-8  # a factor with a larger relative error is refused
+TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
