@@ -303,9 +303,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, for a look")
     parser.add_argument("--device", choices=("all", "cpu", "cuda"), default="all")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     record: dict[str, object] = {"provenance": provenance()}
     if options.device in ("all", "cpu"):
-        torch.set_num_threads(1)
         record["cpu, one thread"] = run(torch.device("cpu"), options.quick)
         show("cpu, one thread", record["cpu, one thread"])  # type: ignore[arg-type]
     if options.device in ("all", "cuda") and torch.cuda.is_available():
