@@ -9,6 +9,7 @@ filled with NaN instead.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned i
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
-class Process(Float64Module):
+class Process(Float64Module, ABC):
     """What every linear diffusion offers; `Diffusion` and `LinearSDE` are the two kinds."""
 
     name: str
@@ -44,36 +45,36 @@ class Process(Float64Module):
 
     # ---------------------------------------------------------------- what a kind supplies
 
+    @abstractmethod
     def drift(self, s: Tensor | float) -> Tensor:
         """A(s): (..., K, K) float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def diffusion(self, s: Tensor | float) -> Tensor:
         """G Gᵀ(s): (..., K, K) float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _build(self) -> Clock | Panels:
         """The panels of the process as it is now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _clock(self, s: Tensor) -> Tensor:
         """What the panels are a function of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _from(self, solution: Clock | Panels, start: Tensor, s: Tensor) -> Solved:
         """Given the state at `start`, both (B,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plan(self) -> None:
         """Choose the panels on the host."""
-        raise NotImplementedError
 
     # ---------------------------------------------------------------- what users call
 
     @property
+    @abstractmethod
     def prior_covariance(self) -> Tensor:
         """Covariance of the prior π = N(0, ·): (K, K) float64."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

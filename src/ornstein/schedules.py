@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +61,7 @@ class Float64Module(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class Schedule(Float64Module):
+class Schedule(Float64Module, ABC):
     """A positive rate on [0, horizon] with its integral; subclasses give `rate` and `integral`."""
 
     horizon: float
@@ -69,13 +70,13 @@ class Schedule(Float64Module):
         super().__init__()
         self.horizon = positive_number(horizon, "horizon")
 
+    @abstractmethod
     def rate(self, s: Tensor) -> Tensor:
         """b(s), float64, of the shape of s."""
-        raise NotImplementedError
 
+    @abstractmethod
     def integral(self, s: Tensor) -> Tensor:
         """τ(s) = ∫₀ˢ b."""
-        raise NotImplementedError
 
     def between(self, r: Tensor, s: Tensor) -> Tensor:
         """∫ᵣˢ b; overridden where the difference of two integrals would lose digits."""
