@@ -109,7 +109,7 @@ def random(
     rng = np.random.default_rng(7)
     for i in range(draws):
         kind, K = noise[i % len(noise)], sizes[i % len(sizes)]
-        stiffness = (5.0, 30.0, 100.0)[i % 3]
+        stiffness = (1.0, 5.0, 30.0, 100.0)[i // 4 % 4]
         process = draw(rng, K, kind, full_S=bool(i % 2), stiffness=stiffness).process()
         yield from ((process, given, s) for s in times)
 
@@ -170,7 +170,7 @@ def main() -> None:
             print(f"    {what:26s} {shown}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        record = {"provenance": provenance(), "stiffness": "5 to 100", "errors": result}
+        record = {"provenance": provenance(), "stiffness": "1 to 100", "errors": result}
         options.out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 

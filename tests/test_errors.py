@@ -249,6 +249,13 @@ def test_times_of_other_kinds() -> None:
     says(message(lambda: process.transition(None)), "s", "times")  # type: ignore[arg-type]
 
 
+def test_matrices_outside_the_horizon() -> None:
+    for process in (ornstein.cld(), ornstein.vesde()):
+        for matrix in (process.drift, process.diffusion):
+            says(message(lambda f=matrix: f(5.0)), "s = 5", "0 ≤ s ≤ 1", "horizon=")
+            says(message(lambda f=matrix: f(NAN)), "s = nan", "0 ≤ s ≤ 1")
+
+
 def test_unknown_given() -> None:
     process = ornstein.cld()
     text = message(lambda: process.transition(0.5, given="y"))  # type: ignore[arg-type]

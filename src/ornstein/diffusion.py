@@ -102,12 +102,10 @@ class Diffusion(Process):
         return self.ratio is not None
 
     def drift(self, s: Tensor | float) -> Tensor:
-        times, shape = self._times(s)
-        return self._drift()(times.reshape(shape))
+        return self._drift()(self._inside(s))
 
     def diffusion(self, s: Tensor | float) -> Tensor:
-        times, shape = self._times(s)
-        return 2 * self.rate_d.rate(times.reshape(shape))[..., None, None] * self.D
+        return 2 * self.rate_d.rate(self._inside(s))[..., None, None] * self.D
 
     def _sizes(self, s: Tensor) -> Tensor:
         return torch.stack([self.rate_q.rate(s), self.rate_d.rate(s)])
@@ -222,9 +220,9 @@ class LinearSDE(Process):
         return self._matrices(self._diffusion_function, s)
 
     def _matrices(self, function: MatrixFunction, s: Tensor | float) -> Tensor:
-        times, shape = self._times(s)
-        value = function(times.reshape(shape)).to(torch.float64)
-        if self.n_vars == 1 and value.shape == shape:
+        times = self._inside(s)
+        value = function(times)
+        if self.n_vars == 1 and value.shape == times.shape:
             return value[..., None, None]
         return value
 

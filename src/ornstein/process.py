@@ -214,11 +214,18 @@ class Process(Float64Module, ABC):
             times = as_float64(s, "the times s").to(self.device)
         return times.reshape(-1), times.shape
 
-    def _check_times(self, times: Tensor, what: str) -> None:
+    def _inside(self, s: Tensor | float) -> Tensor:
+        """Times for the matrices, of the shape of s; the last panel may round past the horizon."""
+        times, shape = self._times(s)
+        if not in_graph():
+            self._check_times(times, "s", slack=1e-12)
+        return times.reshape(shape)
+
+    def _check_times(self, times: Tensor, what: str, slack: float = 0.0) -> None:
         if times.numel() == 0:
             return
         low, high = (float(t) for t in times.detach().aminmax())
-        if not (low >= 0 and high <= self.horizon):
+        if not (low >= 0 and high <= self.horizon * (1 + slack)):
             value = high if low >= 0 else low
             raise ValueError(
                 f"{what} = {value:g} is outside the process's time; expected "
