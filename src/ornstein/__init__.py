@@ -2,6 +2,9 @@
 
 from ornstein.diagnostics import Diagnosis, diagnose
 from ornstein.diffusion import Diffusion, LinearSDE
+from ornstein.draws import Counted, Draws, Generated
+from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
+from ornstein.objectives import Bound, elbo, mism, noise_prediction, score_matching
 from ornstein.process import Process
 from ornstein.processes import (
     PRESETS,
@@ -23,30 +26,53 @@ from ornstein.schedules import (
     Monotone,
     Schedule,
 )
+from ornstein.score import ScoreModel
+from ornstein.times import Adaptive, Importance, LogSNR, Times, Uniform
 from ornstein.transition import Transition
+from ornstein.truncation import FixedTime, NoiseLevel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",
+    "Adaptive",
+    "Bound",
     "Constant",
+    "Continuous",
     "Cosine",
+    "Counted",
     "Diagnosis",
     "Diffusion",
+    "Discrete",
+    "Draws",
+    "FixedTime",
     "FromIntegral",
     "FromRate",
+    "Generated",
+    "Importance",
+    "Likelihood",
     "Linear",
     "LinearSDE",
+    "LogSNR",
     "Monotone",
+    "NoiseLevel",
     "Process",
     "Schedule",
+    "ScoreModel",
+    "Times",
     "Transition",
+    "Tweedie",
+    "Uniform",
     "alda",
     "cld",
     "diagnose",
+    "elbo",
     "learned",
     "malda",
+    "mism",
+    "noise_prediction",
     "psld",
+    "score_matching",
     "subvpsde",
     "vesde",
     "vpsde",

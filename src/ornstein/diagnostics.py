@@ -125,7 +125,7 @@ def diagnose(
         )
 
 
-def prior_gap(kernel: Transition, prior: Tensor, second_moment: float) -> Tensor:
+def prior_gap(kernel: Transition, prior: Tensor, second_moment: float | Tensor) -> Tensor:
     """E_x KL(q(y_s|x) ‖ N(0, prior·priorᵀ)), nats per coordinate; prior lower triangular."""
     spread = torch.linalg.solve_triangular(prior, kernel.cholesky, upper=False)
     shift = torch.linalg.solve_triangular(prior, kernel.response.unsqueeze(-1), upper=False)

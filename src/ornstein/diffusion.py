@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ornstein import panels
 from ornstein.clock import Clock, Solved, earlier, panel_count
+from ornstein.linalg import semidefinite_factor
 from ornstein.matrices import (
     Auxiliary,
     Fixed,
@@ -106,6 +107,12 @@ class Diffusion(Process):
 
     def diffusion(self, s: Tensor | float) -> Tensor:
         return 2 * self.rate_d.rate(self._inside(s))[..., None, None] * self.D
+
+    def noise_factor(self, s: Tensor | float) -> Tensor:
+        return self.rate_d.rate(self._inside(s)).sqrt()[..., None, None] * self._noise()
+
+    def log_volume(self, s: Tensor | float) -> Tensor:
+        return -self.rate_d.integral(self._inside(s)) * (self.D * self.S).sum()  # tr QS = 0
 
     def _sizes(self, s: Tensor) -> Tensor:
         return torch.stack([self.rate_q.rate(s), self.rate_d.rate(s)])
@@ -218,6 +225,21 @@ class LinearSDE(Process):
 
     def diffusion(self, s: Tensor | float) -> Tensor:
         return self._matrices(self._diffusion_function, s)
+
+    def noise_factor(self, s: Tensor | float) -> Tensor:
+        return semidefinite_factor(self.diffusion(s))
+
+    def log_volume(self, s: Tensor | float) -> Tensor:
+        times, table, edges = self._inside(s), self._tables(), self._edges
+
+        def integral(start: Tensor, end: Tensor) -> Tensor:
+            nodes = start.unsqueeze(-1) + (end - start).unsqueeze(-1) * table.nodes
+            trace = torch.diagonal(self.drift(nodes), dim1=-2, dim2=-1).sum(-1)
+            return (end - start) * (trace * table.weights).sum(-1)
+
+        before = torch.nn.functional.pad(integral(edges[:-2], edges[1:-1]).cumsum(0), (1, 0))
+        index = (times.detach().unsqueeze(-1) > edges[1:-1]).sum(-1)
+        return before[index] + integral(edges[index], times)
 
     def _matrices(self, function: MatrixFunction, s: Tensor | float) -> Tensor:
         times = self._inside(s)

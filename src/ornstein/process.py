@@ -24,6 +24,8 @@ from ornstein.schedules import Float64Module, positive_number
 from ornstein.transition import Given, Transition
 
 TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
+EARLIEST = math.log(1e-12)  # of the times, as parts of the horizon, at which noise is looked for
+NEWTON_STEPS = 8
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
@@ -52,6 +54,14 @@ class Process(Float64Module, ABC):
     @abstractmethod
     def diffusion(self, s: Tensor | float) -> Tensor:
         """G Gᵀ(s): (..., K, K) float64."""
+
+    @abstractmethod
+    def noise_factor(self, s: Tensor | float) -> Tensor:
+        """G(s) with G Gᵀ the diffusion: (..., K, R) float64."""
+
+    @abstractmethod
+    def log_volume(self, s: Tensor | float) -> Tensor:
+        """log|Φ(s, 0)| = ∫₀ˢ tr A: (...) float64."""
 
     @abstractmethod
     def _build(self) -> Clock | Panels:
@@ -118,6 +128,65 @@ class Process(Float64Module, ABC):
             direction=self.auxiliary.direction(),
             given=given,
             error=solved.error.reshape(shape),
+        )
+
+    def time_of_noise(self, standard_error: Tensor | float) -> Tensor:
+        """The time at which y_s tells x up to this standard error, SNR(s)^(-1/2): float64.
+
+        For a learned process the time depends on its parameters, and so does its gradient.
+        """
+        targets, shape = self._times(standard_error)
+        eager = not in_graph()
+        if eager and not bool((targets > 0).all() & targets.isfinite().all()):
+            raise ValueError(
+                f"standard_error={_shown(standard_error)}; expected a positive, finite number, in "
+                "units of the data."
+            )
+        wanted = -2 * targets.log()
+        with torch.no_grad():
+            solution, known = self._solution(eager), wanted.detach()
+            grid = torch.linspace(EARLIEST, 0.0, 161, dtype=torch.float64, device=self.device).exp()
+            grid = grid * self.horizon
+            ladder = self._log_snr(solution, grid)[0]  # falling
+            inside = (known < ladder[0]) & (known > ladder[-1])
+            if eager and not bool(inside.all()):
+                self._refuse_noise(targets[~inside][0].item(), ladder)
+            above = (ladder > known.unsqueeze(-1)).sum(-1).clamp(1, grid.shape[0] - 1)
+            low, high = grid[above - 1].log(), grid[above].log()
+            at = (low + high) / 2
+            for _ in range(NEWTON_STEPS):  # within the bracket, log SNR is nearly linear in log s
+                value, slope = self._log_snr(solution, at.exp())
+                low, high = (
+                    torch.where(value > known, at, low),
+                    torch.where(value > known, high, at),
+                )
+                step = at - (value - known) / slope
+                within = (step >= low) & (step <= high)
+                at = torch.where(within, step, (low + high) / 2)
+            times = torch.where(inside, at.exp(), math.nan).clamp(max=self.horizon)
+        if torch.is_grad_enabled() and (self.learned or wanted.requires_grad):
+            # one more step of Newton's, of size zero, carries the implicit gradient
+            value, slope = self._log_snr(self._solution(eager), times)
+            times = times * (1 - (value - wanted - (value - wanted).detach()) / slope.detach())
+        return times.reshape(shape)
+
+    def _log_snr(self, solution: Clock | Panels, times: Tensor) -> tuple[Tensor, Tensor]:
+        """log SNR and its derivative in log s: (B,) each."""
+        solved = solution.at(self._clock(times), self.auxiliary.factor())
+        response = (solved.propagator @ self.auxiliary.direction()).unsqueeze(-1)
+        signal = torch.linalg.solve_triangular(solved.cholesky, response, upper=False)
+        noise = torch.linalg.solve_triangular(
+            solved.cholesky, self.noise_factor(times), upper=False
+        )
+        snr = signal.square().sum((-2, -1))
+        return snr.log(), -times * (noise.mT @ signal).square().sum((-2, -1)) / snr
+
+    def _refuse_noise(self, target: float, ladder: Tensor) -> None:
+        least, most = (-ladder[0] / 2).exp().item(), (-ladder[-1] / 2).exp().item()
+        raise ValueError(
+            f"a standard error of {target:g} can't be met by {self.name!r}: it goes from "
+            f"{least:.3g} shortly after the start to {most:.3g} at the horizon. Expected a number "
+            "between them; choose another noise level, or a longer horizon."
         )
 
     def replan(self) -> None:
@@ -326,6 +395,10 @@ class Process(Float64Module, ABC):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, n_vars={self.n_vars}, horizon={self.horizon:g}"
+
+
+def _shown(value: Tensor | float) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _poison(solved: Solved, good: Tensor) -> Solved:

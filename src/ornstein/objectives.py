@@ -1,0 +1,665 @@
+"""The bound on log p(x), and the simpler losses.
+
+With y_s given x ("hybrid": auxiliary variables integrated out), s_φ = −L⁻ᵀε the score of the
+transition and s_θ = −L⁻ᵀε̂ that of the model, on [ε, T]:
+
+    log p(x) ≥ −KL(q(y_T|x) ‖ π) − ½∫ E‖s_θ − s_φ‖²_{GGᵀ} ds + reconstruction        (L^mdsm)
+                 prior              diffusion
+
+The paper's integrand has ½‖s_φ‖²_{GGᵀ} + ∇·f besides; it is ½ d/ds log|Σ|, and what it integrates
+to has become part of the entropies in the prior and the reconstruction. Those two are closed forms
+(or tables; see `likelihood`): only the denoising error is sampled. For a channel model
+
+    ½∫ E‖s_θ − s_φ‖²_{GGᵀ} ds = ½∫ E‖ε_∥ − ε̂_∥‖² dλ,       λ = log SNR,
+
+in which the process appears in the two ends alone. By Stein's identity ε_∥ can be integrated out:
+
+    ½E‖ε_∥ − ε̂_∥‖² = E[½d + ½‖ε̂_∥‖² − σ ∇·ε̂_∥],                                      (L^mism)
+
+and for all K variables with C = L⁻¹GGᵀL⁻ᵀ, ½E‖ε − ε̂‖²_C = E[½d tr C + ½‖ε̂‖²_C − tr(C ∂ε̂/∂w)].
+
+Given the state (v₀ known) the bound has the same expectation, and a larger variance. All of it is
+differentiable in the network and in the process. Where the truncation depends on a learned process,
+so do the times, in the gradient too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ornstein.diagnostics import prior_gap
+from ornstein.draws import Draws, Generated
+from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
+from ornstein.linalg import in_graph
+from ornstein.score import ScoreModel, View, contract, expand, over
+from ornstein.times import Importance, LogSNR, Span, Times
+from ornstein.transition import Given, Transition
+from ornstein.truncation import NoiseLevel, Truncation
+
+Divergence = Literal["auto", "exact", "rademacher", "gaussian"]
+Weighting = Callable[[Tensor], Tensor]
+EXACT_UP_TO = 32  # coordinates of the state for which a divergence is taken one by one
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound on log p(x), per example: (B,) float64, in nats; prior + diffusion +
+    reconstruction = nats."""
+
+    nats: Tensor
+    prior: Tensor  # −KL(q(y_T|x) ‖ π)
+    diffusion: Tensor  # minus the denoising error
+    reconstruction: Tensor  # of the data from y_ε, and the map from data to numbers
+    dims: int
+    name: str  # of the bound
+    logsnr: Tensor  # (B, draws) where the error was sampled …
+    errors: Tensor  # (B, draws) … and each weighted sample; −mean is the sampled part of diffusion
+
+    @property
+    def bits_per_dim(self) -> Tensor:
+        """−nats / (dims·log 2): an upper bound on the bits of a coordinate, (B,)."""
+        return bits_per_dim(self.nats, self.dims)
+
+
+def elbo(
+    model: ScoreModel,
+    x: Tensor,
+    *,
+    draws: int = 1,
+    times: Times | None = None,
+    given: Given = "x",
+    likelihood: Likelihood | None = None,
+    truncation: Truncation | None = None,
+    random: Draws | torch.Generator | None = None,
+) -> Bound:
+    """The bound L^mdsm on log p(x) for a batch x: (B, *shape).
+
+    draws: network evaluations per example. times: where they are; LogSNR() by default for a channel
+    model, Importance() for a joint one. likelihood, truncation: those of the model by default.
+    """
+    job = _Job(model, x, draws, times, given, likelihood, truncation, random)
+    if model.parametrisation == "channel" and given == "x" and job.times.in_logsnr:
+        logsnr, errors = _channel_errors(job)
+    else:
+        logsnr, errors = _errors(job, lambda s, kernel: job.half_noise(s))
+    return job.bound(-errors, logsnr, errors, "")
+
+
+def mism(
+    model: ScoreModel,
+    x: Tensor,
+    *,
+    draws: int = 1,
+    divergence: Divergence = "auto",
+    times: Times | None = None,
+    likelihood: Likelihood | None = None,
+    truncation: Truncation | None = None,
+    random: Draws | torch.Generator | None = None,
+) -> Bound:
+    """The same bound by implicit score matching: ε is integrated out, a divergence comes in.
+
+    divergence: "exact" (one backward pass per coordinate and noise), "rademacher" or "gaussian"
+    probes (Hutchinson); "auto" is exact for up to 32 coordinates of the state.
+    """
+    if divergence not in ("auto", "exact", "rademacher", "gaussian"):
+        raise ValueError(
+            f"divergence={divergence!r}; expected 'auto', 'exact', 'rademacher' or 'gaussian'."
+        )
+    job = _Job(model, x, draws, times, "x", likelihood, truncation, random)
+    if model.parametrisation == "channel":
+        logsnr, errors = _channel_implicit(job, divergence)
+    else:
+        logsnr, errors = _joint_implicit(job, divergence)
+    return job.bound(-errors, logsnr, errors, ", implicit")
+
+
+def score_matching(
+    model: ScoreModel,
+    x: Tensor,
+    *,
+    weighting: Weighting | None = None,
+    draws: int = 1,
+    times: Times | None = None,
+    given: Given = "x",
+    truncation: Truncation | None = None,
+    random: Draws | torch.Generator | None = None,
+) -> Tensor:
+    """∫ λ(s) E‖s_θ − s_φ‖² ds per example (paper, appendix A): (B,) float64.
+
+    weighting maps times (n,) to positive numbers (n,); None is λ = 1.
+    """
+    job = _Job(model, x, draws, times, given, None, truncation, random)
+
+    def factor(s: Tensor, kernel: Transition) -> Tensor:
+        eye = torch.eye(model.process.n_vars, dtype=torch.float64, device=s.device)
+        return job.weight(weighting, s)[:, None, None] * eye
+
+    return job.mean(_errors(job, factor)[1])
+
+
+def noise_prediction(
+    model: ScoreModel,
+    x: Tensor,
+    *,
+    weighting: Weighting | None = None,
+    draws: int = 1,
+    times: Times | None = None,
+    given: Given = "x",
+    truncation: Truncation | None = None,
+    random: Draws | torch.Generator | None = None,
+) -> Tensor:
+    """∫ λ(s) E‖ε̂ − ε‖² ds per example (paper, appendix A, where λ = 1): (B,) float64.
+
+    ε is the noise of the kernel that is `given`: y_s = mean + L ε.
+    """
+    job = _Job(model, x, draws, times, given, None, truncation, random)
+
+    def factor(s: Tensor, kernel: Transition) -> Tensor:
+        return job.weight(weighting, s)[:, None, None] * kernel.cholesky
+
+    return job.mean(_errors(job, factor)[1])
+
+
+# ---------------------------------------------------------------- one call
+
+
+class _Job:
+    """What all terms of one call share."""
+
+    def __init__(
+        self,
+        model: ScoreModel,
+        x: Tensor,
+        draws: int,
+        times: Times | None,
+        given: Given,
+        likelihood: Likelihood | None,
+        truncation: Truncation | None,
+        random: Draws | torch.Generator | None,
+    ) -> None:
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+            raise ValueError(f"draws={draws!r}; expected a whole number ≥ 1.")
+        if given not in ("x", "state"):
+            raise ValueError(
+                f"given={given!r}; expected 'x' (the auxiliary variables integrated out) or "
+                "'state' (all variables known)."
+            )
+        if not isinstance(model, ScoreModel):
+            raise ValueError(
+                f"model was given as {type(model).__name__}; expected ornstein.ScoreModel(network, "
+                "process)."
+            )
+        self.model, self.process, self.draws, self.given = model, model.process, draws, given
+        self.likelihood = model.likelihood if likelihood is None else likelihood
+        if not isinstance(self.likelihood, Likelihood):
+            raise ValueError(
+                f"likelihood={likelihood!r}; expected Discrete, Tweedie or Continuous."
+            )
+        model.check_data(x, self.likelihood)
+        self.truncation = model.truncation if truncation is None else truncation
+        natural = LogSNR() if model.parametrisation == "channel" and given == "x" else Importance()
+        self.times: Times = natural if times is None else times
+        if not isinstance(self.times, Times):
+            raise ValueError(
+                f"times={times!r}; expected Uniform(), Importance(), LogSNR() or Adaptive()."
+            )
+        if not isinstance(random, Draws):
+            random = Generated(x.shape[0], x.device, random)
+        if random.size != x.shape[0]:
+            raise ValueError(
+                f"random is for {random.size} examples and the batch has {x.shape[0]}; expected "
+                "equal numbers."
+            )
+        self.random = random
+        self.batch, self.shape = x.shape[0], tuple(x.shape[1:])
+        self.dims = math.prod(self.shape)
+        self.dtype = model.dtype
+        if x.is_floating_point():
+            self.dtype = torch.promote_types(self.dtype, x.dtype)
+        self.data = x.repeat_interleave(draws, 0) if draws > 1 else x
+        self.u: Tensor | None = None
+        if self.likelihood.dequantised:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            u = self.random.uniform("dequantise", (draws, *self.shape)).to(wide)
+            self.u = u.flatten(0, 1).clamp(max=1 - 2.0**-20)  # float32 may round up to 1
+        self.x = self.likelihood.values(self.data, self.u, self.dtype)  # (B·draws, *shape)
+        self._start: Tensor | None = None
+        self._last: Transition | None = None
+
+    # -- ends
+
+    @property
+    def start(self) -> Tensor:
+        """ε: () float64."""
+        if self._start is None:
+            self._start = self.truncation.time(self.process)
+        return self._start
+
+    @property
+    def last(self) -> Transition:
+        """The kernel at the horizon."""
+        if self._last is None:
+            self._last = self.process.transition(self.process.horizon)
+        return self._last
+
+    @property
+    def sigma(self) -> Tensor | float:
+        """The standard error of x at the truncation."""
+        if isinstance(self.truncation, NoiseLevel):
+            return self.truncation.standard_error
+        sigma = self.process.transition(self.start).snr.rsqrt()
+        return sigma if sigma.requires_grad or in_graph() else sigma.item()
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """log SNR at the horizon and at the truncation: () each."""
+        low = self.last.snr.log()
+        if isinstance(self.truncation, NoiseLevel):
+            high = torch.full_like(low, -2 * math.log(self.truncation.standard_error))
+            if not in_graph() and not bool(high > low):
+                self.truncation.time(self.process)  # says what is wrong
+        else:
+            high = self.process.transition(self.start).snr.log()
+        return low, high
+
+    # -- draws
+
+    def places(self) -> Tensor:
+        """(B·draws,) in [0, 1)."""
+        return self.random.places(self.draws, self.times.spread).flatten()
+
+    def normal(self, purpose: str, *variables: int) -> Tensor:
+        """(B·draws, *variables, *shape)."""
+        shape = (self.draws, *variables, *self.shape)
+        return self.random.normal(purpose, shape, self.dtype).flatten(0, 1)
+
+    def place(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Times and weights; where ε depends on the process, the gradient moves them with it."""
+        start = self.start
+        s, weight = self.times.place(u, Span(self.process, start))
+        if not start.requires_grad:
+            return s, weight
+        # s ↦ s·(ε/ε₀)^part keeps T fixed and takes ε₀ to ε; at ε = ε₀ it is the identity
+        whole = math.log(self.process.horizon) - start.detach().log()
+        part = (math.log(self.process.horizon) - s.log()) / whole
+        moved = start.log() - start.detach().log()
+        ratio = (part * moved).exp()
+        return (s * ratio).clamp(max=self.process.horizon), weight * ratio * (1 - moved / whole)
+
+    def half_noise(self, s: Tensor) -> Tensor:
+        """G/√2, so that ½‖·‖²_{GGᵀ} = ‖(G/√2)ᵀ ·‖²."""
+        return self.process.noise_factor(s) / math.sqrt(2.0)
+
+    def weight(self, weighting: Weighting | None, s: Tensor) -> Tensor:
+        """√λ(s): (B·draws,)."""
+        if weighting is None:
+            return torch.ones_like(s)
+        value = torch.as_tensor(weighting(s))
+        if value.shape not in (torch.Size(), s.shape):
+            raise ValueError(
+                f"weighting maps times of shape {tuple(s.shape)} to {tuple(value.shape)}; expected "
+                "one number per time."
+            )
+        value = value.to(s).expand_as(s)
+        if not in_graph() and not bool((value >= 0).all()):
+            raise ValueError(
+                f"weighting is negative ({value.min().item():g}); expected numbers ≥ 0."
+            )
+        return value.sqrt()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over draws: (B,)."""
+        return values.reshape(self.batch, self.draws).mean(1)
+
+    # -- terms
+
+    def bound(self, diffusion: Tensor, logsnr: Tensor, errors: Tensor, how: str) -> Bound:
+        """All terms together; diffusion is (B·draws,)."""
+        prior = torch.linalg.cholesky(self.process.prior_covariance)
+        power = self.x.to(torch.float64).square().flatten(1).mean(1)
+        top = self.mean(-self.dims * prior_gap(self.last, prior, power))
+        middle = self.mean(diffusion + self.state_entropy())
+        bottom = self.mean(self.reconstruction() + self.likelihood.log_volume(self.data, self.u))
+        return Bound(
+            nats=top + middle + bottom,
+            prior=top,
+            diffusion=middle,
+            reconstruction=bottom,
+            dims=self.dims,
+            name=self.likelihood.name + how + (" given the state" if self.given == "state" else ""),
+            logsnr=logsnr.detach().reshape(self.batch, self.draws),
+            errors=errors.detach().reshape(self.batch, self.draws),
+        )
+
+    def state_entropy(self) -> Tensor | float:
+        """What given the state the entropies change by, from ε to T, against given x."""
+        if self.given == "x":
+            return 0.0
+        ends = [self.start, torch.full_like(self.start, self.process.horizon)]
+        s = torch.stack(ends)
+        less = self.process.transition(s, given="state").logdet - self.process.transition(s).logdet
+        return self.dims / 2 * (less[1] - less[0])
+
+    def reconstruction(self) -> Tensor:
+        """(B·draws,) float64."""
+        if isinstance(self.likelihood, Discrete):
+            return self.likelihood.reconstruction(self.data, self.sigma)
+        if isinstance(self.likelihood, Continuous):
+            return self._continuous()
+        if isinstance(self.likelihood, Tweedie):
+            return self._tweedie()
+        raise ValueError(f"no reconstruction is known for {self.likelihood!r}")
+
+    def _continuous(self) -> Tensor:
+        """E log N(x; x̂, σ²ς²/(σ²+ς²)). The Gaussian answer's part is a closed form."""
+        model, x = self.model, self.x.to(torch.float64)
+        sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=x.device).expand(len(x))
+        width = over(sigma, x) ** 2
+        mean, spread = model.moments.mean, model.moments.std**2
+        variance = width * spread / (width + spread)
+        if model.precondition:
+            expected = width * (spread**2 + width * (x - mean) ** 2) / (width + spread) ** 2
+        else:
+            expected = width.expand_as(x)
+        constant = -0.5 * (expected / variance + variance.log() + math.log(2 * math.pi))
+        noise = self.normal("end")
+        base, error = self._end_errors(noise, sigma)
+        sampled = (base - error) * (base + error) * (width / variance / 2).to(error.dtype)
+        return constant.flatten(1).sum(1) + total(sampled)
+
+    def _end_errors(self, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """ε_∥ minus the Gaussian answer, and minus the model's, at the truncation."""
+        model = self.model
+        base = model.gaussian_error(self.x, noise, sigma)
+        if model.parametrisation == "channel":
+            x_noisy = self.x + over(sigma, noise) * noise
+            return base, base - model.residual(x_noisy, -2 * sigma.log(), sigma)
+        kernel = self.process.transition(self.start.expand(len(noise)))
+        view = View.of(kernel)
+        # the rest of the noise is independent of ε_∥ = âᵀε
+        eps = self.normal("end, across", self.process.n_vars)
+        eps = eps + expand(view.direction, noise - contract(view.direction, eps))
+        return base, contract(view.direction, joint_error(model, kernel, view, self.x, eps))
+
+    def _tweedie(self) -> Tensor:
+        """E[log p(y₀|y_ε) − log q(y_ε|y₀)] + H(q(v₀|x)) − H(q(y_ε|x)), the paper's theorem.
+
+        = d[log|Φ| + ½K − ½log|Σ| − ½K log 2πe] + H(v₀|x) − ½E‖ε_s − Mᵀε̂‖², with ε_s the noise given
+        the state and M = L⁻¹L_s. The last term for the answer ε̂_∥ = 0 is a closed form, too; only
+        the difference is sampled.
+        """
+        process, K, d = self.process, self.process.n_vars, self.dims
+        kernel = process.transition(self.start)
+        known = process.transition(self.start, given="state")
+        view = View.of(kernel)
+        root = process.auxiliary.factor()  # (K, K−1)
+        white = torch.linalg.solve_triangular(
+            kernel.cholesky,
+            torch.cat([known.cholesky, kernel.propagator @ root], -1),
+            upper=False,
+        )
+        M = white[:, :K]  # ε = white (ε_s, ξ), with orthonormal rows
+        entropy = _root_entropy(root)
+        along = (view.direction @ M).square().sum()
+        closed = (
+            process.log_volume(self.start)
+            + K / 2
+            - kernel.logdet / 2
+            - K / 2 * math.log(2 * math.pi * math.e)
+            + entropy
+            - (K - M.square().sum() + along) / 2
+        )
+        count = len(self.x)
+        inner = self.normal("end", 2 * K - 1)  # (ε_s, ξ)
+        eps = mix(white.expand(count, K, -1), inner)
+        views = view.expand(count)
+        noise = contract(views.direction, eps)
+        if self.model.parametrisation == "channel":
+            x_noisy = self.x + over(views.sigma, noise) * noise
+            error = noise - self.model.predict(x_noisy, views.logsnr)
+            error = expand(views.direction, error)
+        else:
+            kernels = process.transition(self.start.expand(count))
+            error = joint_error(self.model, kernels, views, self.x, eps)
+        turned = M.mT.expand(count, K, K)
+        rest = inner[:, :K] - mix(turned, eps)
+        plain = rest + mix(turned, expand(views.direction, noise))  # ε̂_∥ = 0
+        found = rest + mix(turned, error)
+        return d * closed + total((plain - found) * (plain + found)) / 2
+
+
+def joint_error(
+    model: ScoreModel, kernel: Transition, view: View, x: Tensor, eps: Tensor
+) -> Tensor:
+    """ε − ε̂ in all variables at y = r x + L ε, without cancellation: (B, K, *shape)."""
+    y, _ = kernel.sample(x, noise=eps)
+    guess = model.joint_residual(y, kernel, view)
+    if not model.precondition:
+        return eps - guess
+    along = model.gaussian_error(x, contract(view.direction, eps), view.sigma)
+    return expand(view.direction, along) - guess
+
+
+# ---------------------------------------------------------------- denoising errors
+
+
+def _channel_errors(job: _Job) -> tuple[Tensor, Tensor]:
+    """½∫‖ε_∥ − ε̂_∥‖² dλ, drawn in λ: the process is not even asked."""
+    u, x = job.places(), job.x
+    logsnr, weight = job.times.place_logsnr(u, *job.ends())
+    sigma = (-logsnr / 2).exp()
+    noise = job.normal("noise")
+    x_noisy = x + over(sigma, x) * noise
+    error = job.model.gaussian_error(x, noise, sigma) - job.model.residual(x_noisy, logsnr, sigma)
+    errors = weight * total(error.square()) / 2
+    job.times.observe(u, errors.detach() / job.dims)
+    return logsnr, errors
+
+
+def _errors(job: _Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[Tensor, Tensor]:
+    """∫ ‖Fᵀ(s_θ − s_φ)‖² ds with F = factor(s, kernel given what is given): (B·draws,)."""
+    model, process, x = job.model, job.process, job.x
+    u = job.places()
+    s, weight = job.place(u)
+    kernel = process.transition(s)
+    view = View.of(kernel)
+    if job.given == "x":
+        metric = _solved(kernel, factor(s, kernel))  # L⁻¹F: ‖Fᵀ L⁻ᵀ e‖ = ‖metricᵀ e‖
+        if model.parametrisation == "channel":
+            noise = job.normal("noise")
+            x_noisy = x + over(view.sigma, x) * noise
+            error = model.gaussian_error(x, noise, view.sigma)
+            error = error - model.residual(x_noisy, view.logsnr, view.sigma)
+            along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
+            errors = along * total(error.square())
+        else:
+            error = joint_error(model, kernel, view, x, job.normal("noise", process.n_vars))
+            errors = total(mix(metric.mT, error).square())
+    else:
+        known = process.transition(s, given="state")
+        F = factor(s, known)
+        K = process.n_vars
+        moved = kernel.propagator @ process.auxiliary.factor()
+        white = _solved(kernel, torch.cat([known.cholesky, moved], -1))
+        inner = job.normal("noise", 2 * K - 1)
+        eps = mix(white, inner)
+        if model.parametrisation == "channel":
+            noise = contract(view.direction, eps)
+            x_noisy = x + over(view.sigma, x) * noise
+            error = model.gaussian_error(x, noise, view.sigma)
+            error = expand(view.direction, error - model.residual(x_noisy, view.logsnr, view.sigma))
+        else:
+            error = joint_error(model, kernel, view, x, eps)
+        difference = mix(_solved(known, F).mT, inner[:, :K]) - mix(
+            _solved(kernel, F).mT, eps - error
+        )
+        errors = total(difference.square())
+    errors = weight * errors
+    job.times.observe(u, errors.detach() / job.dims)
+    return view.logsnr, errors
+
+
+def _channel_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor]:
+    """∫ [½d + ½‖ε̂‖² − σ∇·ε̂] dλ, the Gaussian answer's part in closed form."""
+    model, x, u = job.model, job.x, job.places()
+    if job.times.in_logsnr:
+        logsnr, weight = job.times.place_logsnr(u, *job.ends())
+    else:
+        s, weight = job.place(u)
+        kernel = job.process.transition(s)
+        view = View.of(kernel)
+        metric = _solved(kernel, job.process.noise_factor(s))
+        logsnr = view.logsnr
+        weight = weight * (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
+    sigma = (-logsnr / 2).exp()
+    width = over(sigma, x)
+    x_noisy = x + width * job.normal("noise")
+
+    def network(at: Tensor) -> Tensor:
+        return model.residual(at, logsnr, sigma)
+
+    guess, slope = _divergence(job, network, x_noisy, None, None, divergence)
+    gaussian = model._gaussian_noise(x_noisy, sigma)
+    expected, tangent = _gaussian_parts(model, x, sigma)
+    closed = job.dims / 2 + (expected / 2 - tangent).flatten(1).sum(1).to(torch.float64)
+    sampled = total(guess * (gaussian + guess / 2)) - sigma * slope
+    errors = weight * (closed + sampled)
+    job.times.observe(u, errors.detach() / job.dims)
+    return logsnr, errors
+
+
+def _joint_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor]:
+    """∫ [½d tr C + ½‖ε̂‖²_C − tr(C ∂ε̂/∂w)] ds, C = WWᵀ, W = L⁻¹G."""
+    model, process, x, u = job.model, job.process, job.x, job.places()
+    s, weight = job.place(u)
+    kernel = process.transition(s)
+    view = View.of(kernel)
+    G = process.noise_factor(s)
+    W = _solved(kernel, G)
+    eps = job.normal("noise", process.n_vars)
+    y, _ = kernel.sample(x, noise=eps)
+
+    def network(at: Tensor) -> Tensor:
+        return model.joint_residual(at, kernel, view)
+
+    # tr(C ∂n/∂w) = tr(C ∂n/∂y L) = E (Wη)ᵀ ∂n/∂y (Gη)
+    guess, slope = _divergence(job, network, y, W, G, divergence)
+    all_ = W.square().sum((-2, -1))  # tr C
+    along = (W.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))  # âᵀCâ
+    if model.precondition:
+        expected, tangent = (
+            t.flatten(1).sum(1).to(torch.float64) for t in _gaussian_parts(model, x, view.sigma)
+        )
+        across = job.dims * (all_ - along)  # of w_⊥: ½ in the square, 1 in the divergence
+        closed = job.dims * all_ / 2 - across / 2 + along * (expected / 2 - tangent)
+        noise = contract(view.direction, eps)
+        gaussian = noise - model.gaussian_error(x, noise, view.sigma)
+        linear = eps + expand(view.direction, gaussian - noise)
+    else:
+        closed, linear = job.dims * all_ / 2, torch.zeros_like(eps)
+    white, answer = mix(W.mT, guess), mix(W.mT, linear)
+    errors = weight * (closed + total(white * (answer + white / 2)) - slope)
+    job.times.observe(u, errors.detach() / job.dims)
+    return view.logsnr, errors
+
+
+def _gaussian_parts(model: ScoreModel, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """E g² and σ dg/dx̃ of the Gaussian answer, over ε: (B, *shape) each."""
+    if not model.precondition:
+        return torch.zeros_like(x), torch.zeros_like(x)
+    mean, spread = model.moments.mean.to(x.dtype), model.moments.std.to(x.dtype) ** 2
+    width = over(sigma, x) ** 2
+    return (
+        width * ((x - mean) ** 2 + width) / (width + spread) ** 2,
+        (width / (width + spread)).expand_as(x),
+    )
+
+
+def _divergence(
+    job: _Job,
+    network: Callable[[Tensor], Tensor],
+    at: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    how: Divergence,
+) -> tuple[Tensor, Tensor]:
+    """n(at), and Σ over coordinates of tr(right leftᵀ ∂n/∂at): (B,) float64.
+
+    left and right are (B, K, R), or None for a plain divergence.
+    """
+    if how == "auto":
+        how = "exact" if at[0].numel() <= EXACT_UP_TO else "rademacher"
+    wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at = at.detach().requires_grad_() if not at.requires_grad else at
+        value = network(at)
+        if not value.requires_grad:  # it does not depend on its input
+            return value, torch.zeros(len(at), dtype=torch.float64, device=at.device)
+
+        def pull(probe: Tensor, along: Tensor) -> Tensor:
+            """probeᵀ ∂n/∂at along: (B,)."""
+            (back,) = torch.autograd.grad(
+                value,
+                at,
+                probe.to(value.dtype),
+                create_graph=wanted,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            return total(back * along)
+
+        shape = at.shape[1:] if left is None else (left.shape[-1], *at.shape[2:])
+        if how == "exact":
+            basis = torch.eye(math.prod(shape), dtype=at.dtype, device=at.device)
+            probes = [row.reshape(1, *shape).expand(len(at), *shape) for row in basis]
+        else:
+            draw = job.random.signs if how == "rademacher" else job.random.normal
+            probes = [draw("probe", (job.draws, *shape), at.dtype).flatten(0, 1)]
+        slope = torch.zeros(len(at), dtype=torch.float64, device=at.device)
+        for probe in probes:
+            if left is None or right is None:
+                slope = slope + pull(probe, probe)
+            else:
+                slope = slope + pull(mix(left, probe), mix(right, probe))
+    return (value, slope) if wanted else (value.detach(), slope.detach())
+
+
+# ---------------------------------------------------------------- small tools
+
+
+def _solved(kernel: Transition, right: Tensor) -> Tensor:
+    """L⁻¹ right: (B, K, ...)."""
+    return torch.linalg.solve_triangular(kernel.cholesky, right, upper=False)
+
+
+def mix(matrix: Tensor, state: Tensor) -> Tensor:
+    """Σ_j matrix[:, i, j] state[:, j]: (B, I, *shape), in the state's type."""
+    flat = state.flatten(2)
+    matrix = matrix.to(flat.dtype)
+    parts = [matrix[:, :, j, None] * flat[:, j : j + 1] for j in range(flat.shape[1])]
+    return sum(parts[1:], parts[0]).reshape(len(state), matrix.shape[1], *state.shape[2:])
+
+
+def total(values: Tensor) -> Tensor:
+    """Summed over all but the batch, float64: (B,)."""
+    return values.flatten(1).sum(1, dtype=torch.float64)
+
+
+def _root_entropy(root: Tensor) -> Tensor:
+    """H(q(v₀|x)) per data coordinate; root is (K, K−1) with first row zero."""
+    n = root.shape[-1]
+    if n == 0:
+        return root.new_zeros(())
+    logabsdet = torch.linalg.slogdet(root[1:])[1]
+    if not in_graph() and not bool(torch.isfinite(logabsdet)):
+        raise ValueError(
+            "the tweedie bound needs the entropy of v₀, and Var v₀ is singular; expected a "
+            "positive v0_variance. Give one, or use the discrete bound, which does not need it."
+        )
+    return logabsdet + n / 2 * math.log(2 * math.pi * math.e)

@@ -1,0 +1,210 @@
+"""At which times the loss is looked at, and the weight that makes it unbiased there.
+
+A loss integrates over s ∈ [ε, T], or over λ = log SNR. A proposal turns places u ∈ [0, 1) into
+times and says by what to multiply the integrand, 1/density; the mean is then the integral.
+
+    Uniform       even in s
+    Importance    density ∝ ½tr(Σ⁻¹GGᵀ), the mean of the integrand for a network that knows nothing;
+                  its CDF is ½log|Σ_s| − ∫tr A, a closed form for every process
+    LogSNR        even in λ, where the weight of a channel model is constant
+    Adaptive      any of these, reshaped by the second moment of the loss as it was seen so far
+
+A CDF is looked up at the nodes of a table. Between two of them the density is even in log s, and
+this density, not the one it approximates, is the one that is divided by: no table is too coarse to
+be unbiased.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ornstein.draws import SPREADS, Spread
+from ornstein.process import Process
+
+NODES = 256
+
+
+@dataclass(frozen=True)
+class Span:
+    """The times of a bound: from ε, where the data is decoded, to the horizon."""
+
+    process: Process
+    start: Tensor  # () float64, ε
+
+
+class Times(nn.Module):
+    """A proposal for times, and how the draws of a batch are spread over it."""
+
+    #: whether it can be drawn in log SNR directly, without a time
+    in_logsnr = False
+
+    def __init__(self, spread: Spread = "stratified") -> None:
+        super().__init__()
+        if spread not in SPREADS:
+            raise ValueError(f"spread={spread!r}; expected one of {', '.join(SPREADS)}.")
+        self.spread: Spread = spread
+
+    @abstractmethod
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Times and weights, 1/density in s, both without gradient: (B,) from u: (B,)."""
+
+    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """log SNR between its ends, and 1/density there: (B,) from u: (B,)."""
+        raise NotImplementedError(f"{type(self).__name__} is drawn in s")
+
+    def observe(self, u: Tensor, size: Tensor) -> None:
+        """Hear about the weighted loss at places u: both (B,)."""
+
+    def extra_repr(self) -> str:
+        return f"spread={self.spread!r}"
+
+
+class Uniform(Times):
+    """Even in s."""
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        start = span.start.detach()
+        length = span.process.horizon - start
+        return start + u * length, length.expand_as(u)
+
+
+class Importance(Times):
+    """∝ ½tr(Σ⁻¹GGᵀ) of the process itself, or of another one that is given."""
+
+    def __init__(self, process: Process | None = None, spread: Spread = "stratified") -> None:
+        super().__init__(spread)
+        self.process = process
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        return _from_table(u, span, self._clock)
+
+    def _clock(self, s: Tensor, process: Process) -> Tensor:
+        used = process if self.process is None else self.process
+        return used.transition(s).logdet / 2 - used.log_volume(s)
+
+
+class LogSNR(Times):
+    """Even in log SNR."""
+
+    in_logsnr = True
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        return _from_table(u, span, lambda s, process: -process.transition(s).snr.log())
+
+    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        return high + u * (low - high), (high - low).expand_as(u)  # u = 0 is the earliest time
+
+
+class Adaptive(Times):
+    """Another proposal, reshaped in bins of its places.
+
+    The best density is ∝ the root of the loss's second moment. That is kept per bin as a running
+    mean while the module is in training mode, and stays as it is in evaluation mode. A part of the
+    density, `floor`, is left even, so that no bin is ever forgotten.
+    """
+
+    second: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        base: Times | None = None,
+        bins: int = 64,
+        decay: float = 0.99,
+        floor: float = 0.1,
+        spread: Spread = "stratified",
+    ) -> None:
+        super().__init__(spread)
+        if not isinstance(bins, int) or bins < 1:
+            raise ValueError(f"bins={bins!r}; expected a whole number ≥ 1.")
+        if not 0 < decay < 1:
+            raise ValueError(f"decay={decay!r}; expected a number between 0 and 1.")
+        if not 0 < floor <= 1:
+            raise ValueError(
+                f"floor={floor!r}; expected 0 < floor ≤ 1, so that all times are seen."
+            )
+        self.base = LogSNR() if base is None else base
+        self.bins, self.decay, self.floor = bins, decay, floor
+        self.register_buffer("second", torch.zeros(bins, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(bins, dtype=torch.float64))
+
+    @property
+    def in_logsnr(self) -> bool:  # type: ignore[override]
+        return self.base.in_logsnr
+
+    def density(self) -> Tensor:
+        """The density over places of the base, per bin: (bins,), of mean one."""
+        known = self.seen > 0
+        root = (self.second / self.seen.clamp(min=1e-300)).sqrt()
+        # a bin not seen yet counts as much as the largest seen
+        root = torch.where(known, root, torch.where(known, root, 0.0).amax())
+        total = root.sum()
+        shape = torch.where(total > 0, root / total.clamp(min=1e-300), 1 / self.bins) * self.bins
+        return self.floor + (1 - self.floor) * shape
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        place, factor = self.reshape(u)
+        s, weight = self.base.place(place, span)
+        return s, weight * factor
+
+    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        place, factor = self.reshape(u)
+        logsnr, weight = self.base.place_logsnr(place, low, high)
+        return logsnr, weight * factor
+
+    def reshape(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Places of the base from even ones, and 1/density there: (B,) each."""
+        density = self.density().to(u.device)
+        edges = torch.cat([density.new_zeros(1), density.cumsum(0) / density.sum()])
+        bin_ = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
+        part = (u - edges[bin_]) / (edges[bin_ + 1] - edges[bin_])
+        place = (bin_ + part.clamp(0.0, 1.0)) / self.bins
+        mass = (edges[bin_ + 1] - edges[bin_]) * self.bins
+        return place.clamp(max=1 - 2**-53), 1 / mass
+
+    @torch.no_grad()
+    def observe(self, u: Tensor, size: Tensor) -> None:
+        """Of the weighted loss at places u (before reshaping): both (B,)."""
+        if not self.training:
+            return
+        place, factor = self.reshape(u)
+        bin_ = (place * self.bins).long().clamp(max=self.bins - 1)
+        value = (size.to(self.second) / factor).square()  # in the base's measure
+        good = value.isfinite()
+        count = torch.zeros_like(self.seen).index_add_(0, bin_, good.to(self.seen))
+        total = torch.zeros_like(self.seen).index_add_(0, bin_, torch.where(good, value, 0.0))
+        keep = torch.where(count > 0, self.decay, 1.0)  # a bin forgets only when it hears
+        self.second.mul_(keep).add_((1 - self.decay) * total / count.clamp(min=1))
+        self.seen.mul_(keep).add_((1 - self.decay) * (count > 0))
+
+    def extra_repr(self) -> str:
+        return (
+            f"bins={self.bins}, decay={self.decay:g}, floor={self.floor:g}, {super().extra_repr()}"
+        )
+
+
+def _from_table(
+    u: Tensor, span: Span, clock: Callable[[Tensor, Process], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Times even in a rising function of s that is known at nodes."""
+    process, n = span.process, NODES
+    with torch.no_grad():
+        start = span.start.detach().reshape(1)
+        first, width = start.log(), (math.log(process.horizon) - start.log()) / n
+        logs = first + width * torch.arange(n + 1, device=u.device)
+        inner = logs[1:-1].exp()
+        nodes = torch.cat([start, inner, torch.full_like(start, process.horizon)])
+        rise = clock(nodes, process).diff()
+        rise = rise.clamp(min=1e-6 * rise.sum() / n)  # whatever rounding did, all can be drawn
+        edges = torch.cat([rise.new_zeros(1), rise.cumsum(0)]) / rise.sum()
+        cell = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
+        mass = edges[cell + 1] - edges[cell]
+        part = ((u - edges[cell]) / mass).clamp(0.0, 1.0)
+        s = torch.minimum((logs[cell] + part * width).exp(), nodes[-1]).maximum(start)
+        return s, s * width / mass

@@ -1,0 +1,59 @@
+"""Where the diffusion is cut off on the data's side: at a noise level, or at a time.
+
+A bound decodes the data from y_ε. How much noise there is at a given ε differs by many orders of
+magnitude between processes, so the natural choice is the standard error of x given y_ε,
+σ = SNR(ε)^(-1/2): `NoiseLevel(σ)` solves for ε, for each process and, while it is being learned,
+in each call. `FixedTime(ε)` is the usual way, for comparison. The bound is valid for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ornstein.process import Process
+from ornstein.schedules import positive_number
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """Truncate where x is known up to this standard error, in units of the numbers that diffuse."""
+
+    standard_error: float
+
+    def __post_init__(self) -> None:
+        positive_number(self.standard_error, "standard_error")
+
+    def time(self, process: Process) -> Tensor:
+        """ε for this process: () float64."""
+        return process.time_of_noise(self.standard_error)
+
+    def __str__(self) -> str:
+        return f"standard error {self.standard_error:.3g}"
+
+
+@dataclass(frozen=True)
+class FixedTime:
+    """Truncate at this time."""
+
+    s: float
+
+    def __post_init__(self) -> None:
+        positive_number(self.s, "s")
+
+    def time(self, process: Process) -> Tensor:
+        """ε for this process: () float64."""
+        if not self.s < process.horizon:
+            raise ValueError(
+                f"the bound is truncated at s = {self.s:g}, and {process.name!r} ends at "
+                f"{process.horizon:g}; expected an earlier time, such as 0.001."
+            )
+        return torch.full((), float(self.s), dtype=torch.float64, device=process.device)
+
+    def __str__(self) -> str:
+        return f"s = {self.s:.3g}"
+
+
+Truncation = NoiseLevel | FixedTime
