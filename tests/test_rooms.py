@@ -33,6 +33,8 @@ ROOMS = [
     "truncation",
     "score",
     "objectives",
+    "ledger",
+    "evaluation",
     "ornstein",
     "viz",
     "cli",

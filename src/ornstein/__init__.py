@@ -3,6 +3,7 @@
 from ornstein.diagnostics import Diagnosis, diagnose
 from ornstein.diffusion import Diffusion, LinearSDE
 from ornstein.draws import Counted, Draws, Generated
+from ornstein.evaluation import Curve, Evaluation, evaluate
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
 from ornstein.objectives import Bound, elbo, mism, noise_prediction, score_matching
 from ornstein.process import Process
@@ -27,7 +28,7 @@ from ornstein.schedules import (
     Schedule,
 )
 from ornstein.score import ScoreModel
-from ornstein.times import Adaptive, Importance, LogSNR, Times, Uniform
+from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uniform
 from ornstein.transition import Transition
 from ornstein.truncation import FixedTime, NoiseLevel
 
@@ -41,15 +42,18 @@ __all__ = [
     "Continuous",
     "Cosine",
     "Counted",
+    "Curve",
     "Diagnosis",
     "Diffusion",
     "Discrete",
     "Draws",
+    "Evaluation",
     "FixedTime",
     "FromIntegral",
     "FromRate",
     "Generated",
     "Importance",
+    "Information",
     "Likelihood",
     "Linear",
     "LinearSDE",
@@ -67,6 +71,7 @@ __all__ = [
     "cld",
     "diagnose",
     "elbo",
+    "evaluate",
     "learned",
     "malda",
     "mism",

@@ -38,7 +38,7 @@ from ornstein.draws import Draws, Generated
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
 from ornstein.linalg import in_graph
 from ornstein.score import ScoreModel, View, contract, expand, over
-from ornstein.times import Importance, LogSNR, Span, Times
+from ornstein.times import Importance, Information, Span, Times
 from ornstein.transition import Given, Transition
 from ornstein.truncation import NoiseLevel, Truncation
 
@@ -58,6 +58,7 @@ class Bound:
     reconstruction: Tensor  # of the data from y_ε, and the map from data to numbers
     dims: int
     name: str  # of the bound
+    samples: Tensor  # (B, draws) the bound of each draw; nats is their mean
     logsnr: Tensor  # (B, draws) where the error was sampled …
     errors: Tensor  # (B, draws) … and each weighted sample; −mean is the sampled part of diffusion
 
@@ -80,7 +81,7 @@ def elbo(
 ) -> Bound:
     """The bound L^mdsm on log p(x) for a batch x: (B, *shape).
 
-    draws: network evaluations per example. times: where they are; LogSNR() by default for a channel
+    draws: network evaluations per example. times: where they are; Information() for a channel
     model, Importance() for a joint one. likelihood, truncation: those of the model by default.
     """
     job = _Job(model, x, draws, times, given, likelihood, truncation, random)
@@ -166,6 +167,13 @@ def noise_prediction(
     return job.mean(_errors(job, factor)[1])
 
 
+def natural_times(model: ScoreModel, given: Given = "x") -> Times:
+    """The proposal that is taken where none is given."""
+    if model.parametrisation == "channel" and given == "x":
+        return Information()
+    return Importance()
+
+
 # ---------------------------------------------------------------- one call
 
 
@@ -203,8 +211,7 @@ class _Job:
             )
         model.check_data(x, self.likelihood)
         self.truncation = model.truncation if truncation is None else truncation
-        natural = LogSNR() if model.parametrisation == "channel" and given == "x" else Importance()
-        self.times: Times = natural if times is None else times
+        self.times = natural_times(model, given) if times is None else times
         if not isinstance(self.times, Times):
             raise ValueError(
                 f"times={times!r}; expected Uniform(), Importance(), LogSNR() or Adaptive()."
@@ -233,6 +240,11 @@ class _Job:
         self._last: Transition | None = None
 
     # -- ends
+
+    @property
+    def data_std(self) -> float:
+        """One number for all coordinates."""
+        return self.model.data_std
 
     @property
     def start(self) -> Tensor:
@@ -281,7 +293,7 @@ class _Job:
     def place(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Times and weights; where ε depends on the process, the gradient moves them with it."""
         start = self.start
-        s, weight = self.times.place(u, Span(self.process, start))
+        s, weight = self.times.place(u, Span(self.process, start, self.data_std))
         if not start.requires_grad:
             return s, weight
         # s ↦ s·(ε/ε₀)^part keeps T fixed and takes ε₀ to ε; at ε = ε₀ it is the identity
@@ -322,16 +334,18 @@ class _Job:
         """All terms together; diffusion is (B·draws,)."""
         prior = torch.linalg.cholesky(self.process.prior_covariance)
         power = self.x.to(torch.float64).square().flatten(1).mean(1)
-        top = self.mean(-self.dims * prior_gap(self.last, prior, power))
-        middle = self.mean(diffusion + self.state_entropy())
-        bottom = self.mean(self.reconstruction() + self.likelihood.log_volume(self.data, self.u))
+        top = -self.dims * prior_gap(self.last, prior, power)
+        middle = diffusion + self.state_entropy()
+        bottom = self.reconstruction() + self.likelihood.log_volume(self.data, self.u)
+        samples = top + middle + bottom
         return Bound(
-            nats=top + middle + bottom,
-            prior=top,
-            diffusion=middle,
-            reconstruction=bottom,
+            nats=self.mean(samples),
+            prior=self.mean(top),
+            diffusion=self.mean(middle),
+            reconstruction=self.mean(bottom),
             dims=self.dims,
             name=self.likelihood.name + how + (" given the state" if self.given == "state" else ""),
+            samples=samples.detach().reshape(self.batch, self.draws),
             logsnr=logsnr.detach().reshape(self.batch, self.draws),
             errors=errors.detach().reshape(self.batch, self.draws),
         )
@@ -451,7 +465,7 @@ def joint_error(
 def _channel_errors(job: _Job) -> tuple[Tensor, Tensor]:
     """½∫‖ε_∥ − ε̂_∥‖² dλ, drawn in λ: the process is not even asked."""
     u, x = job.places(), job.x
-    logsnr, weight = job.times.place_logsnr(u, *job.ends())
+    logsnr, weight = job.times.place_logsnr(u, *job.ends(), job.data_std)
     sigma = (-logsnr / 2).exp()
     noise = job.normal("noise")
     x_noisy = x + over(sigma, x) * noise
@@ -508,7 +522,7 @@ def _channel_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor
     """∫ [½d + ½‖ε̂‖² − σ∇·ε̂] dλ, the Gaussian answer's part in closed form."""
     model, x, u = job.model, job.x, job.places()
     if job.times.in_logsnr:
-        logsnr, weight = job.times.place_logsnr(u, *job.ends())
+        logsnr, weight = job.times.place_logsnr(u, *job.ends(), job.data_std)
     else:
         s, weight = job.place(u)
         kernel = job.process.transition(s)

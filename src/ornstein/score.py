@@ -126,6 +126,7 @@ class ScoreModel(nn.Module):
             )
         self.parametrisation: Parametrisation = parametrisation
         self.moments = Moments(data_mean, data_std)
+        self._data_std: float | None = None
         self.truncation = self._as_truncation(truncation)
         self.features = self._as_features(features)
         self.precondition = precondition
@@ -192,6 +193,13 @@ class ScoreModel(nn.Module):
         return kernel.noise_to_score(self.noise(y, s).to(torch.float64)).to(y.dtype)
 
     # ---------------------------------------------------------------- for the objectives
+
+    @property
+    def data_std(self) -> float:
+        """One standard deviation for all coordinates: root of the mean variance."""
+        if self._data_std is None:
+            self._data_std = self.moments.std.square().mean().sqrt().item()
+        return self._data_std
 
     @property
     def dtype(self) -> torch.dtype:
@@ -317,8 +325,7 @@ class ScoreModel(nn.Module):
 
     def _as_truncation(self, given: Truncation | None) -> Truncation:
         if given is None:
-            std = self.moments.std.log().mean().exp().item()
-            return NoiseLevel(self.likelihood.noise_level(std))
+            return NoiseLevel(self.likelihood.noise_level(self.data_std))
         if not isinstance(given, (NoiseLevel, FixedTime)):
             raise ValueError(
                 f"truncation={given!r}; expected ornstein.NoiseLevel(standard_error) or "

@@ -7,6 +7,9 @@ times and says by what to multiply the integrand, 1/density; the mean is then th
     Importance    density ∝ ½tr(Σ⁻¹GGᵀ), the mean of the integrand for a network that knows nothing;
                   its CDF is ½log|Σ_s| − ∫tr A, a closed form for every process
     LogSNR        even in λ, where the weight of a channel model is constant
+    Information   density ∝ the rate at which y_s forgets Gaussian data of variance ς²: its CDF is
+                  I(x; y_s) = ½log(1 + ς²SNR), the mean of the integrand for a model that knows the
+                  Gaussian answer; with a part that is even in λ
     Adaptive      any of these, reshaped by the second moment of the loss as it was seen so far
 
 A CDF is looked up at the nodes of a table. Between two of them the density is even in log s, and
@@ -36,6 +39,7 @@ class Span:
 
     process: Process
     start: Tensor  # () float64, ε
+    data_std: float = 1.0
 
 
 class Times(nn.Module):
@@ -54,7 +58,9 @@ class Times(nn.Module):
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         """Times and weights, 1/density in s, both without gradient: (B,) from u: (B,)."""
 
-    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def place_logsnr(
+        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
+    ) -> tuple[Tensor, Tensor]:
         """log SNR between its ends, and 1/density there: (B,) from u: (B,)."""
         raise NotImplementedError(f"{type(self).__name__} is drawn in s")
 
@@ -97,8 +103,45 @@ class LogSNR(Times):
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         return _from_table(u, span, lambda s, process: -process.transition(s).snr.log())
 
-    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def place_logsnr(
+        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
+    ) -> tuple[Tensor, Tensor]:
         return high + u * (low - high), (high - low).expand_as(u)  # u = 0 is the earliest time
+
+
+class Information(Times):
+    """∝ the rate at which y_s forgets Gaussian data of the model's data_std; a part even in λ."""
+
+    in_logsnr = True
+
+    def __init__(self, floor: float = 0.1, spread: Spread = "stratified") -> None:
+        super().__init__(spread)
+        self.floor = _part(floor, "floor")
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        def clock(s: Tensor, process: Process) -> Tensor:
+            return self._clock(process.transition(s).snr.log(), span.data_std)
+
+        return _from_table(u, span, clock)
+
+    def place_logsnr(
+        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
+    ) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            part = torch.arange(NODES + 1, dtype=torch.float64, device=u.device) / NODES
+            clock = self._clock(high + part * (low - high), data_std)
+            cell, inside, mass = _cells(u, clock.diff())
+            place = (cell + inside) / NODES
+        return high + place * (low - high), (high - low) / (NODES * mass)
+
+    def _clock(self, logsnr: Tensor, data_std: float) -> Tensor:
+        """From 0 at the first of these to 1 at the last, λ falling."""
+        known = torch.nn.functional.softplus(logsnr + 2 * math.log(data_std))
+        parts = [(v[0] - v) / (v[0] - v[-1]) for v in (logsnr, known)]
+        return self.floor * parts[0] + (1 - self.floor) * parts[1]
+
+    def extra_repr(self) -> str:
+        return f"floor={self.floor:g}, {super().extra_repr()}"
 
 
 class Adaptive(Times):
@@ -125,11 +168,8 @@ class Adaptive(Times):
             raise ValueError(f"bins={bins!r}; expected a whole number ≥ 1.")
         if not 0 < decay < 1:
             raise ValueError(f"decay={decay!r}; expected a number between 0 and 1.")
-        if not 0 < floor <= 1:
-            raise ValueError(
-                f"floor={floor!r}; expected 0 < floor ≤ 1, so that all times are seen."
-            )
-        self.base = LogSNR() if base is None else base
+        _part(floor, "floor")
+        self.base = Information() if base is None else base
         self.bins, self.decay, self.floor = bins, decay, floor
         self.register_buffer("second", torch.zeros(bins, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(bins, dtype=torch.float64))
@@ -153,20 +193,18 @@ class Adaptive(Times):
         s, weight = self.base.place(place, span)
         return s, weight * factor
 
-    def place_logsnr(self, u: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def place_logsnr(
+        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
+    ) -> tuple[Tensor, Tensor]:
         place, factor = self.reshape(u)
-        logsnr, weight = self.base.place_logsnr(place, low, high)
+        logsnr, weight = self.base.place_logsnr(place, low, high, data_std)
         return logsnr, weight * factor
 
     def reshape(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Places of the base from even ones, and 1/density there: (B,) each."""
-        density = self.density().to(u.device)
-        edges = torch.cat([density.new_zeros(1), density.cumsum(0) / density.sum()])
-        bin_ = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
-        part = (u - edges[bin_]) / (edges[bin_ + 1] - edges[bin_])
-        place = (bin_ + part.clamp(0.0, 1.0)) / self.bins
-        mass = (edges[bin_ + 1] - edges[bin_]) * self.bins
-        return place.clamp(max=1 - 2**-53), 1 / mass
+        cell, inside, mass = _cells(u, self.density().to(u.device))
+        place = ((cell + inside) / self.bins).clamp(max=1 - 2**-53)
+        return place, 1 / (mass * self.bins)
 
     @torch.no_grad()
     def observe(self, u: Tensor, size: Tensor) -> None:
@@ -200,11 +238,24 @@ def _from_table(
         logs = first + width * torch.arange(n + 1, device=u.device)
         inner = logs[1:-1].exp()
         nodes = torch.cat([start, inner, torch.full_like(start, process.horizon)])
-        rise = clock(nodes, process).diff()
-        rise = rise.clamp(min=1e-6 * rise.sum() / n)  # whatever rounding did, all can be drawn
-        edges = torch.cat([rise.new_zeros(1), rise.cumsum(0)]) / rise.sum()
-        cell = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
-        mass = edges[cell + 1] - edges[cell]
-        part = ((u - edges[cell]) / mass).clamp(0.0, 1.0)
+        cell, part, mass = _cells(u, clock(nodes, process).diff())
         s = torch.minimum((logs[cell] + part * width).exp(), nodes[-1]).maximum(start)
         return s, s * width / mass
+
+
+def _cells(u: Tensor, rise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The cell that u falls into, its place in it, and the cell's probability: (B,) each.
+
+    The cells' shares, rise, need not sum to one. Whatever rounding did, all can be drawn.
+    """
+    rise = rise.clamp(min=1e-6 * rise.sum() / rise.shape[0])
+    edges = torch.cat([rise.new_zeros(1), rise.cumsum(0)]) / rise.sum()
+    cell = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
+    mass = edges[cell + 1] - edges[cell]
+    return cell, ((u - edges[cell]) / mass).clamp(0.0, 1.0), mass
+
+
+def _part(value: float, name: str) -> float:
+    if not (isinstance(value, (int, float)) and 0 < value <= 1):
+        raise ValueError(f"{name}={value!r}; expected 0 < {name} ≤ 1, so that all times are seen.")
+    return float(value)

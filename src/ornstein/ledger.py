@@ -1,0 +1,248 @@
+"""What an evaluation has done so far: rows in memory, on disk, and over several processes.
+
+A row is one example in one pass. A folder holds settings.json, proposal.npz and rows-*.npz; files
+are only added to it, each of them whole or not at all. Under `torch.distributed` every process has
+rows of its own; they are brought together as plain numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ornstein.objectives import Bound
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One row per example and pass."""
+
+    number: np.ndarray  # (n,) the pass
+    index: np.ndarray  # (n,)
+    mark: np.ndarray  # (n,) checksum of the example
+    prior: np.ndarray  # (n,) nats, as the next two
+    diffusion: np.ndarray
+    reconstruction: np.ndarray
+    samples: np.ndarray  # (n, draws), as the next two
+    logsnr: np.ndarray
+    errors: np.ndarray
+    dims: int
+    name: str
+
+
+ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction")
+MANY = ("samples", "logsnr", "errors")
+
+
+class Ledger:
+    """Rows in memory and, where there is one, in a folder."""
+
+    def __init__(self, folder: str | Path | None, settings: dict[str, Any], every: float) -> None:
+        self.rank, self.world = processes()
+        self.first_process = self.rank == 0
+        self.folder = None if folder is None else Path(folder)
+        self.every, self.saved_at = every, time.monotonic()
+        self.dims, self.name = 0, ""
+        self.parts: list[dict[str, np.ndarray]] = []  # of this process
+        self.unsaved: list[dict[str, np.ndarray]] = []
+        self.marks: dict[int, int] = {}
+        self.done: set[tuple[int, int]] = set()
+        if self.folder is not None:
+            self._open(settings)
+
+    def _open(self, settings: dict[str, Any]) -> None:
+        folder = self._where()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "settings.json"
+        if path.exists():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            changed = [
+                f"{key}: {before.get(key)!r} there, {value!r} now"
+                for key, value in settings.items()
+                if before.get(key) != value
+            ]
+            if changed:
+                raise ValueError(
+                    f"{folder} holds another evaluation ({'; '.join(changed)}); expected the same "
+                    "model and options to go on with it. Use another folder, or delete this one."
+                )
+        elif self.first_process:
+            write_text(path, json.dumps(settings, indent=1))
+        for file in sorted(folder.glob("rows-*.npz")):
+            self._load(file)
+        _barrier()
+
+    def _load(self, file: Path) -> None:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                part = {key: archive[key] for key in (*ONE, *MANY, "dims", "name")}
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{file} can't be read ({error}); expected rows of an evaluation. Delete this file "
+                "and repeat the command: only its rows are computed again."
+            ) from error
+        fresh = np.array(
+            [
+                key not in self.done
+                for key in zip(*(part[k].tolist() for k in ONE[:2]), strict=True)
+            ],
+            dtype=bool,
+        )
+        self.dims, self.name = int(part.pop("dims")), str(part.pop("name"))
+        part = {key: value[fresh] for key, value in part.items()}
+        self._note(part)
+        if self.first_process:  # the others need to know only what is done
+            self.parts.append(part)
+
+    def _note(self, part: dict[str, np.ndarray]) -> None:
+        numbers, index, marks = (part[key].tolist() for key in ONE[:3])
+        self.done.update(zip(numbers, index, strict=True))
+        self.marks.update(zip(index, marks, strict=True))
+
+    def left(self, number: int, first: int, marks: np.ndarray) -> Tensor:
+        """Which examples of a batch are still to do in this pass; their data must not change."""
+        left = []
+        for offset, mark in enumerate(marks.tolist()):
+            index = first + offset
+            if self.marks.get(index, mark) != mark:
+                raise ValueError(
+                    f"example {index} is not what it was before; expected the same examples in the "
+                    "same order in every pass. Turn off shuffling and random augmentation in the "
+                    "loader, or use another folder for other data."
+                )
+            if (number, index) not in self.done:
+                left.append(offset)
+        return torch.tensor(left, dtype=torch.long)
+
+    def add(self, number: int, index: Tensor, marks: np.ndarray, bound: Bound) -> None:
+        values = {
+            "number": torch.full_like(index, number),
+            "index": index,
+            **{key: getattr(bound, key) for key in (*ONE[3:], *MANY)},
+        }
+        part = {key: value.cpu().numpy() for key, value in values.items()}
+        bad = ~np.isfinite(part["samples"]).all(1)
+        if bad.any():
+            which = int(part["index"][bad][0])
+            raise ValueError(
+                f"the bound of example {which} is not a number; expected finite noise from the "
+                "network. Look for NaN in its weights, or overflow in its type."
+            )
+        part["mark"] = marks
+        self.dims, self.name = bound.dims, bound.name
+        self._note(part)
+        self.parts.append(part)
+        self.unsaved.append(part)
+        if self.folder is not None and time.monotonic() - self.saved_at > self.every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is new to the disk."""
+        if self.folder is None or not self.unsaved:
+            return
+        part = _joined(self.unsaved)
+        start = len(list(self.folder.glob(f"rows-{self.rank:04d}-*.npz")))
+        path = self.folder / f"rows-{self.rank:04d}-{start:06d}.npz"
+        _write_arrays(path, {**part, "dims": np.int64(self.dims), "name": np.str_(self.name)})
+        self.unsaved, self.saved_at = [], time.monotonic()
+
+    @property
+    def rows(self) -> Rows:
+        part = _joined(self.parts) if self.parts else {}
+        return Rows(**part, dims=self.dims, name=self.name) if part else _empty()
+
+    def proposal(self) -> tuple[Tensor, Tensor] | None:
+        path = None if self.folder is None else self.folder / "proposal.npz"
+        if path is None or not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            return torch.from_numpy(archive["second"]), torch.from_numpy(archive["seen"])
+
+    def keep_proposal(self, second: Tensor, seen: Tensor) -> None:
+        if self.folder is not None and self.first_process:
+            arrays = {"second": second.cpu().numpy(), "seen": seen.cpu().numpy()}
+            _write_arrays(self.folder / "proposal.npz", arrays)
+
+    def _where(self) -> Path:
+        if self.folder is None:
+            raise ValueError("this evaluation is not kept in a folder")
+        return self.folder
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {key: np.concatenate([part[key] for part in parts]) for key in (*ONE, *MANY)}
+
+
+def _empty() -> Rows:
+    none, some = np.zeros(0), np.zeros((0, 1))
+    whole = none.astype(np.int64)
+    return Rows(whole, whole, whole, none, none, none, some, some, some, 0, "")
+
+
+def write_text(path: Path, text: str) -> None:
+    """All of it or nothing: a half-written file never has this name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(text + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def processes() -> tuple[int, int]:
+    """Rank and number of processes."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _barrier() -> None:
+    if processes()[1] > 1:
+        torch.distributed.barrier()
+
+
+def gathered(rows: Rows, draws: int, device: torch.device) -> Rows:
+    """The rows of all processes, as numbers: nothing is pickled."""
+    if processes()[1] == 1:
+        return rows
+    columns = [np.asarray(getattr(rows, key), dtype=np.float64)[:, None] for key in ONE]
+    columns += [getattr(rows, key) if len(rows.index) else np.zeros((0, draws)) for key in MANY]
+    backend = torch.distributed.get_backend()
+    where = device if backend == "nccl" else torch.device("cpu")
+    table = torch.from_numpy(np.concatenate(columns, 1)).to(where)
+    sizes = [torch.zeros(2, dtype=torch.int64, device=where) for _ in range(processes()[1])]
+    own = torch.tensor([len(table), rows.dims], dtype=torch.int64, device=where)
+    torch.distributed.all_gather(sizes, own)
+    longest = max(int(size[0]) for size in sizes)
+    padded = torch.nn.functional.pad(table, (0, 0, 0, longest - len(table)))
+    tables = [torch.zeros_like(padded) for _ in sizes]
+    torch.distributed.all_gather(tables, padded.contiguous())
+    whole = torch.cat([t[: int(s[0])] for t, s in zip(tables, sizes, strict=True)]).cpu().numpy()
+    one = {key: whole[:, i] for i, key in enumerate(ONE)}
+    for key in ONE[:3]:
+        one[key] = one[key].astype(np.int64)
+    width = len(ONE)
+    many = {
+        key: whole[:, width + i * draws : width + (i + 1) * draws] for i, key in enumerate(MANY)
+    }
+    return Rows(**one, **many, dims=max(int(size[1]) for size in sizes), name=rows.name)
