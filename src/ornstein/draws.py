@@ -124,8 +124,8 @@ class Counted(Draws):
 
     def _bits(self, purpose: str, count: int) -> Tensor:
         """64 random bits each: (size, count)."""
-        stream = _mix(torch.tensor(_signed(self.seed * _STEP + zlib.crc32(purpose.encode()))))
-        key = _mix(stream.to(self.device) + self.index * _signed(_STEP))  # one per example
+        stream = torch.full((), _stream(self.seed, purpose), device=self.device)
+        key = _mix(_mix(stream) + self.index * _signed(_STEP))  # one per example
         steps = torch.arange(1, count + 1, dtype=torch.int64, device=self.device) * _signed(_STEP)
         return _mix(key.unsqueeze(-1) + steps)
 
@@ -140,6 +140,12 @@ class Counted(Draws):
     def _mirrored(self, count: int) -> Tensor:
         u = Counted(self.seed, self.index // 2).uniform("places", ())
         return torch.where(self.index % 2 == 0, u, 1 - u).clamp(max=1 - 2**-53)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _stream(seed: int, purpose: str) -> int:
+    """Where the numbers for a purpose begin."""
+    return _signed(seed * _STEP + zlib.crc32(purpose.encode()))
 
 
 def _signed(value: int) -> int:

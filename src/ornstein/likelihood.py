@@ -31,6 +31,16 @@ REACH = 8.5  # standard deviations over which an expectation is integrated
 QUADRATURE = 192  # nodes of that integral: exact to 1e-14 for the functions here
 
 
+def _normal_quadrature() -> tuple[Tensor, Tensor]:
+    """Nodes and weights of expectations under a standard normal."""
+    node, weight = (torch.from_numpy(v.copy()) for v in gauss_legendre(QUADRATURE))
+    eps = REACH * (2 * node - 1)
+    return eps, weight * 2 * REACH * torch.exp(-(eps**2) / 2) / math.sqrt(2 * math.pi)
+
+
+_NORMAL = _normal_quadrature()
+
+
 class Likelihood(ABC):
     """How data becomes real numbers, and which bound is meant."""
 
@@ -163,16 +173,15 @@ class Discrete(_OfPixels):
         """E log P(x | y_ε), summed over coordinates; one sigma: (B,) float64."""
         if isinstance(sigma, Tensor):
             table = self.table(sigma)
+        elif (sigma, x.device) in self._tables:
+            table = self._tables[sigma, x.device]
         else:
-            key = (sigma, x.device)
-            if key not in self._tables:
+            with torch.no_grad():
+                table = self.table(torch.full((), sigma, dtype=torch.float64, device=x.device))
+            if not in_graph():  # what a graph computes stays in it
                 if len(self._tables) > 64:
                     self._tables.clear()
-                with torch.inference_mode(False), torch.no_grad():
-                    self._tables[key] = self.table(
-                        torch.tensor(sigma, dtype=torch.float64, device=x.device)
-                    )
-            table = self._tables[key]
+                self._tables[sigma, x.device] = table
         return table[x.long()].flatten(1).sum(1)
 
     def table(self, sigma: Tensor) -> Tensor:
@@ -183,9 +192,7 @@ class Discrete(_OfPixels):
         """
         centres, levels = self.pixels.centres(sigma.device), self.pixels.levels
         width = levels - 1 if in_graph() else self._reach(centres, sigma.item())
-        node, weight = (torch.as_tensor(v, device=sigma.device) for v in gauss_legendre(QUADRATURE))
-        eps = REACH * (2 * node - 1)
-        density = weight * 2 * REACH * torch.exp(-(eps**2) / 2) / math.sqrt(2 * math.pi)
+        eps, density = (v.to(sigma.device) for v in _NORMAL)
         offsets = torch.arange(-width, width + 1, device=sigma.device)
         rows, step = [], max(1, 2**23 // (len(offsets) * QUADRATURE))
         for first in range(0, levels, step):

@@ -25,7 +25,7 @@ from ornstein.transition import Given, Transition
 
 TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
 EARLIEST = math.log(1e-12)  # of the times, as parts of the horizon, at which noise is looked for
-NEWTON_STEPS = 8
+NEWTON_STEPS = 5
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
@@ -153,7 +153,8 @@ class Process(Float64Module, ABC):
                 self._refuse_noise(targets[~inside][0].item(), ladder)
             above = (ladder > known.unsqueeze(-1)).sum(-1).clamp(1, grid.shape[0] - 1)
             low, high = grid[above - 1].log(), grid[above].log()
-            at = (low + high) / 2
+            first, last = ladder[above - 1], ladder[above]
+            at = low + (high - low) * (first - known) / (first - last)
             for _ in range(NEWTON_STEPS):  # within the bracket, log SNR is nearly linear in log s
                 value, slope = self._log_snr(solution, at.exp())
                 low, high = (

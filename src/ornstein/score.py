@@ -22,7 +22,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,15 @@ class Moments(Float64Module):
                 f"data_std has an entry {self.std.min().item():g}; expected the data's standard "
                 "deviation, a positive number, or one per channel. likelihood.moments(x) gives it."
             )
+        self.scale = self._scale()  # on the host, since a proposal for times asks for it
+
+    def _scale(self) -> float:
+        return self.std.square().mean().sqrt().item()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if not self.std.is_meta:
+            self.scale = self._scale()
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,6 @@ class ScoreModel(nn.Module):
             )
         self.parametrisation: Parametrisation = parametrisation
         self.moments = Moments(data_mean, data_std)
-        self._data_std: float | None = None
         self.truncation = self._as_truncation(truncation)
         self.features = self._as_features(features)
         self.precondition = precondition
@@ -197,9 +205,7 @@ class ScoreModel(nn.Module):
     @property
     def data_std(self) -> float:
         """One standard deviation for all coordinates: root of the mean variance."""
-        if self._data_std is None:
-            self._data_std = self.moments.std.square().mean().sqrt().item()
-        return self._data_std
+        return self.moments.scale
 
     @property
     def dtype(self) -> torch.dtype:
