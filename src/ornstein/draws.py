@@ -26,6 +26,7 @@ Spread = Literal["independent", "stratified", "antithetic"]
 SPREADS = ("independent", "stratified", "antithetic")
 
 _STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio, odd
+_SALT = 0x5851F42D4C957F2D
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -125,9 +126,9 @@ class Counted(Draws):
     def _bits(self, purpose: str, count: int) -> Tensor:
         """64 random bits each: (size, count)."""
         stream = torch.full((), _stream(self.seed, purpose), device=self.device)
-        key = _mix(_mix(stream) + self.index * _signed(_STEP))  # one per example
-        steps = torch.arange(1, count + 1, dtype=torch.int64, device=self.device) * _signed(_STEP)
-        return _mix(key.unsqueeze(-1) + steps)
+        key = _mix(_mix(stream) + _counter(self.index))  # one per example
+        steps = torch.arange(count, dtype=torch.int64, device=self.device)
+        return _mix(key.unsqueeze(-1) + _counter(steps))
 
     def _turn(self) -> Tensor:
         whole = Counted(self.seed, torch.zeros(1, dtype=torch.int64, device=self.device))
@@ -152,6 +153,11 @@ def _signed(value: int) -> int:
     """A whole number modulo 2⁶⁴ as torch's int64 holds it."""
     value %= 2**64
     return value - 2**64 if value >= 2**63 else value
+
+
+def _counter(n: Tensor) -> Tensor:
+    """Different for different n. The first step is one that no compiler takes for an index."""
+    return (n ^ _signed(_SALT)) * _signed(_STEP)
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:

@@ -136,10 +136,10 @@ def evaluate(
 
     data: a tensor (N, *shape), or a loader of batches (tensors, or tuples that begin with one) that
         gives the same examples in the same order each time it is iterated.
-    draws: network evaluations per example; with target_error, in passes of that many until
-        `draw_error` (bits/dim) is no larger, or max_draws is reached.
+    draws: times per example at which the network is asked; with target_error, in passes of that
+        many until `draw_error` (bits/dim) is no larger, or max_draws is reached.
     times: a proposal; by default one fitted to the first examples, then fixed.
-    batch_size: network evaluations at a time; the result does not depend on it.
+    batch_size: examples times draws for the network at a time; the result does not depend on it.
     folder: where to keep what is done, at most save_every seconds behind; the same call goes on
         from there. Under torch.distributed every process takes its share of the batches.
     """
@@ -155,15 +155,16 @@ def evaluate(
         store = Ledger(folder, settings, save_every)
         with torch.no_grad():
             work.times = _proposal(work, source, times, store)
-            rows = store.rows
             passes = 1 if target_error is None else max(1, max_draws // draws)
             for number in range(passes):
                 try:
-                    _one_pass(work, source, store, number)
+                    count = _one_pass(work, source, store, number)
                 finally:
                     store.flush()
-                rows = gathered(store.rows, draws, model.process.device)
-                result = _summary(work, rows, curve_bins)
+                # a folder may know more than was asked for
+                rows = store.rows.part(number, count)
+                rows = gathered(rows, draws, model.process.device)
+                result = _summary(work, rows, count, curve_bins)
                 if target_error is None or result.draw_error <= target_error:
                     break
     finally:
@@ -216,6 +217,9 @@ class _Work:
             "format": FORMAT,
             "model": _fingerprint(self.model),
             "process": self.model.process.name,
+            "parametrisation": self.model.parametrisation,
+            "precondition": self.model.precondition,
+            "features": list(self.model.features),
             "likelihood": repr(self.likelihood),
             "truncation": repr(self.truncation),
             "given": self.given,
@@ -226,10 +230,13 @@ class _Work:
         }
 
 
-def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> None:
+def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> int:
+    """Do what is left of one pass; the number of examples."""
+    count = 0
     rank, world = processes()
     size = max(1, work.batch_size // work.draws)
     for batch_number, (first, batch) in enumerate(source.batches(work.batch_size)):
+        count = first + len(batch)
         if batch_number % world != rank:
             continue
         marks = _marks(batch)
@@ -238,6 +245,7 @@ def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> None:
             x = batch[chunk].to(work.model.process.device)
             index = (first + chunk).to(x.device)
             store.add(number, index, marks[chunk.numpy()], work.bound(x, index, number, work.draws))
+    return count
 
 
 def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) -> Times:
@@ -261,9 +269,9 @@ def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) 
     return fitted.eval()
 
 
-def _summary(work: _Work, rows: Rows, curve_bins: int) -> Evaluation:
-    """A pure function of the rows."""
-    model, dims, n = work.model, rows.dims, int(rows.index.max()) + 1
+def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
+    """A pure function of the rows of n examples."""
+    model, dims = work.model, rows.dims
     counts = np.bincount(rows.index, minlength=n)
     if len(set(counts.tolist())) != 1:
         raise ValueError(

@@ -81,8 +81,9 @@ def elbo(
 ) -> Bound:
     """The bound L^mdsm on log p(x) for a batch x: (B, *shape).
 
-    draws: network evaluations per example. times: where they are; Information() for a channel
-    model, Importance() for a joint one. likelihood, truncation: those of the model by default.
+    draws: times per example at which the network is asked (Tweedie and Continuous ask it once more
+    each, at the truncation). times: where they are, by default Information() (Importance() given
+    the state, or without preconditioning). likelihood, truncation: by default those of the model.
     """
     job = _Job(model, x, draws, times, given, likelihood, truncation, random)
     if model.parametrisation == "channel" and given == "x" and job.times.in_logsnr:
@@ -169,9 +170,7 @@ def noise_prediction(
 
 def natural_times(model: ScoreModel, given: Given = "x") -> Times:
     """The proposal that is taken where none is given."""
-    if model.parametrisation == "channel" and given == "x":
-        return Information()
-    return Importance()
+    return Information() if model.precondition and given == "x" else Importance()
 
 
 # ---------------------------------------------------------------- one call
@@ -214,7 +213,8 @@ class _Job:
         self.times = natural_times(model, given) if times is None else times
         if not isinstance(self.times, Times):
             raise ValueError(
-                f"times={times!r}; expected Uniform(), Importance(), LogSNR() or Adaptive()."
+                f"times={times!r}; expected Uniform(), Importance(), LogSNR(), Information() "
+                "or Adaptive()."
             )
         if not isinstance(random, Draws):
             random = Generated(x.shape[0], x.device, random)

@@ -39,7 +39,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """The commit of this checkout, marked where files differ from it."""
+    """ORNSTEIN_COMMIT if it is set, else this checkout's, marked where files differ from it."""
+    if "ORNSTEIN_COMMIT" in os.environ:  # for copies of a checkout without its history
+        return os.environ["ORNSTEIN_COMMIT"]
     folder = Path(__file__).resolve().parent
     try:
         head = subprocess.run(
@@ -57,5 +59,5 @@ def _commit() -> str:
             check=True,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("ORNSTEIN_COMMIT", "not a git checkout")
+        return "not a git checkout"
     return head + (" with changes" if changed else "")
