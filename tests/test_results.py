@@ -13,6 +13,7 @@ FILES = sorted(page.RESULTS.glob("*.json"))
 
 def test_pages_are_what_the_results_say() -> None:
     assert (page.ROOT / "docs" / "benchmarks.md").read_text() == page.page()
+    assert (page.ROOT / "docs" / "bits-per-dim.md").read_text() == page.explained()
     assert (page.ROOT / "README.md").read_text() == page.readme()
 
 
