@@ -223,7 +223,7 @@ def quiet(models: dict[str, ornstein.ScoreModel], x: Tensor, draws: int) -> dict
     tweedie = ornstein.Tweedie(256)
     channel = models["channel"]
     common = {
-        "channel, discrete, even in log SNR": elbo_of(channel, times=ornstein.LogSNR()),
+        "channel, discrete, times of LogSNR": elbo_of(channel, times=ornstein.LogSNR()),
         "channel, discrete": elbo_of(channel),
         "channel, discrete, fitted times": elbo_of(channel, times=fitted(channel, pilot)),
     }
@@ -233,10 +233,14 @@ def quiet(models: dict[str, ornstein.ScoreModel], x: Tensor, draws: int) -> dict
         model = models[name]
         ways = {
             "paper": lambda pixels, model=model: paper(model, pixels),
+            "ours, tweedie, times of Importance": elbo_of(
+                model, likelihood=tweedie, times=ornstein.Importance()
+            ),
             "ours, tweedie": elbo_of(model, likelihood=tweedie),
             "ours, tweedie, fitted times": elbo_of(
                 model, likelihood=tweedie, times=fitted(model, pilot, likelihood=tweedie)
             ),
+            "ours, discrete, times of Importance": elbo_of(model, times=ornstein.Importance()),
             "ours, discrete": elbo_of(model),
             "ours, discrete, fitted times": elbo_of(model, times=fitted(model, pilot)),
         }
