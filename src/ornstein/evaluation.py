@@ -5,8 +5,9 @@ Two errors are told apart. With x_i the mean of example i's draws and N examples
     standard_error   std(x_i)/√N: how far the mean over *all* such data may be from this one
     draw_error       what more draws would remove: the spread of the draws of the same examples
 
-Draws of one example are stratified in time, so their variance is estimated from differences of
-neighbours, which is never too small in expectation. Where no proposal for times is given, one is
+Draws are stratified in time over all examples, which takes away what comes from time alone. So the
+draws' variance is estimated from neighbours in time: how much two draws at nearly the same log SNR
+differ, each measured from its own example's mean. Where no proposal for times is given, one is
 fitted to the first examples and then held fixed, so that the estimate stays unbiased.
 
 Every random number is a function of (seed, pass, example). A run that was interrupted goes on where
@@ -33,16 +34,17 @@ from ornstein.draws import Counted
 from ornstein.ledger import Ledger, Rows, gathered, processes, write_text
 from ornstein.likelihood import Continuous, Likelihood
 from ornstein.objectives import Bound, elbo, natural_times
+from ornstein.process import Process
 from ornstein.provenance import provenance
 from ornstein.score import ScoreModel
-from ornstein.times import Adaptive, Times
+from ornstein.times import Adaptive, Span, Times
 from ornstein.transition import Given
-from ornstein.truncation import NoiseLevel, Truncation
+from ornstein.truncation import FixedTime, NoiseLevel, Truncation
 
 PILOT_EXAMPLES = 256
 PILOT_DRAWS = 8
-PILOT_CHUNK = 32
 PILOT_BINS = 32
+CAUTION = 0.02
 FORMAT = 1  # of the files that an evaluation leaves behind
 
 
@@ -52,7 +54,7 @@ class Curve:
 
     logsnr: Tensor  # (bins + 1,) edges, rising: the data's end is last
     bits: Tensor  # (bins,)
-    errors: Tensor  # (bins,) standard errors
+    errors: Tensor  # (bins,) standard errors over examples and draws; NaN where no draw fell
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Evaluation:
     truncation: str
     density: bool  # whether the data is real-valued, so that this is a density's
     per_example: Tensor  # (N,) float64, bits/dim
+    marks: Tensor  # (N,) a checksum of each example
     curve: Curve
 
     @property
@@ -85,29 +88,29 @@ class Evaluation:
             f"{_with_error(self.bits_per_dim, self.standard_error)} bits/dim {kind}"
             f"({self.bound} bound, {self.process}, {self.parametrisation}; truncated at "
             f"{self.truncation}; {self.draws} draw{'s' if self.draws > 1 else ''} × "
-            f"{self.examples} examples{noise})"
+            f"{self.examples} example{'s' if self.examples > 1 else ''}{noise})"
         )
 
     def difference(self, other: Evaluation) -> tuple[float, float]:
         """self − other on the same examples, and the standard error of the paired difference."""
-        if self.per_example.shape != other.per_example.shape:
+        if not torch.equal(self.marks, other.marks):
             raise ValueError(
-                f"{self.examples} and {other.examples} examples can't be paired; expected two "
-                "evaluations of the same data."
+                f"{self.examples} and {other.examples} examples that are not the same can't be "
+                "paired; expected two evaluations of the same data in the same order."
             )
         paired = self.per_example - other.per_example
         return paired.mean().item(), paired.std().item() / math.sqrt(len(paired))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the examples, for JSON."""
-        record = {k: v for k, v in asdict(self).items() if k not in ("per_example", "curve")}
-        record["draw_error"] = None if math.isnan(self.draw_error) else self.draw_error
+        record = {k: v for k, v in asdict(self).items() if not isinstance(v, (Tensor, dict))}
         record["curve"] = {k: v.tolist() for k, v in vars(self.curve).items()}
-        return record
+        return _without_nan(record)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, **more: Any) -> None:
         """Write it as JSON, with versions, machine and commit."""
-        write_text(Path(path), json.dumps({**self.to_dict(), "made by": provenance()}, indent=1))
+        record = {**self.to_dict(), **more, "provenance": provenance()}
+        write_text(Path(path), json.dumps(record, indent=1, allow_nan=False))
 
     def __str__(self) -> str:
         return self.line
@@ -139,23 +142,26 @@ def evaluate(
     draws: times per example at which the network is asked; with target_error, in passes of that
         many until `draw_error` (bits/dim) is no larger, or max_draws is reached.
     times: a proposal; by default one fitted to the first examples, then fixed.
-    batch_size: examples times draws for the network at a time; the result does not depend on it.
+    batch_size: examples times draws for the network at a time (at least one example's); the result
+        does not depend on it.
     folder: where to keep what is done, at most save_every seconds behind; the same call goes on
         from there. Under torch.distributed every process takes its share of the batches.
     """
-    _check_arguments(model, draws, target_error, max_draws, batch_size, limit, curve_bins)
+    _check_arguments(model, target_error, seed, save_every, times, truncation)
     likelihood = model.likelihood if likelihood is None else likelihood
     truncation = model.truncation if truncation is None else truncation
+    _check_counts(draws, max_draws, batch_size, limit, curve_bins, target_error)
     was_training = {module: module.training for module in model.modules()}
+    generator = torch.random.get_rng_state()  # a loader may draw from it
     model.eval()
     try:
-        source = _Source(data, model.process.device, limit)
+        source = _Source(data, limit)
         work = _Work(model, given, likelihood, truncation, seed, draws, batch_size)
         settings = work.settings(source, times)
         store = Ledger(folder, settings, save_every)
         with torch.no_grad():
             work.times = _proposal(work, source, times, store)
-            passes = 1 if target_error is None else max(1, max_draws // draws)
+            passes = 1 if target_error is None else max_draws // draws
             for number in range(passes):
                 try:
                     count = _one_pass(work, source, store, number)
@@ -163,16 +169,17 @@ def evaluate(
                     store.flush()
                 # a folder may know more than was asked for
                 rows = store.rows.part(number, count)
-                rows = gathered(rows, draws, model.process.device)
+                rows = gathered(rows, draws, model.process.device).ordered()
                 result = _summary(work, rows, count, curve_bins)
                 if target_error is None or result.draw_error <= target_error:
                     break
     finally:
+        torch.random.set_rng_state(generator)
         for module, training in was_training.items():
             module.training = training
     if store.first_process:
         if store.folder is not None:
-            result.save(store.folder / "result.json")
+            result.save(store.folder / "result.json", settings=settings)
         if not quiet:
             print(result.line)
             if target_error is not None and not result.draw_error <= target_error:
@@ -211,12 +218,39 @@ class _Work:
             random=Counted(self.seed * 1_000_003 + number, index),
         )
 
+    @property
+    def name(self) -> str:
+        """Of the bound."""
+        return self.likelihood.name + (" given the state" if self.given == "state" else "")
+
+    def ends(self) -> tuple[float, float]:
+        """log SNR at the horizon and at the truncation."""
+        process = self.model.process
+        low = float(process.transition(process.horizon).snr.log())
+        if isinstance(self.truncation, NoiseLevel):
+            return low, -2 * math.log(self.truncation.standard_error)
+        return low, float(process.transition(self.truncation.time(process)).snr.log())
+
+    def entropies(self, logsnr: np.ndarray) -> np.ndarray | float:
+        """Given the state: bits/dim by which entropies change the error in each bin."""
+        if self.given == "x":
+            return 0.0
+        process = self.model.process
+        inner = torch.from_numpy(np.exp(-logsnr[1:-1] / 2)).to(process.device)
+        first = self.truncation.time(process).reshape(1)
+        last = torch.full_like(first, process.horizon)
+        times = torch.cat([last, process.time_of_noise(inner), first])
+        less = process.transition(times, given="state").logdet - process.transition(times).logdet
+        return -less.diff().cpu().numpy() / 2 / math.log(2)
+
     def settings(self, source: _Source, times: Times | None) -> dict[str, Any]:
         """What must not change when an evaluation goes on."""
         return {
             "format": FORMAT,
             "model": _fingerprint(self.model),
+            "network": _name(self.model.network),
             "process": self.model.process.name,
+            "kernel": _kernel_print(self.model.process),
             "parametrisation": self.model.parametrisation,
             "precondition": self.model.precondition,
             "features": list(self.model.features),
@@ -255,22 +289,58 @@ def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) 
     base = natural_times(work.model, work.given)
     fitted = Adaptive(base, bins=PILOT_BINS).to(work.model.process.device)
     known = store.proposal()
-    if known is not None:
-        second, seen = known
-        fitted.second.copy_(second)
-        fitted.seen.copy_(seen)
-        return fitted.eval()
-    work.times = fitted.train()
-    x = source.head(PILOT_EXAMPLES)
-    for index in torch.arange(len(x)).split(PILOT_CHUNK):  # the same for every batch size
-        where = work.model.process.device
-        work.bound(x[index].to(where), index.to(where), -1, PILOT_DRAWS)
-    store.keep_proposal(fitted.second, fitted.seen)
+    if known is None:
+        known = _fit(work, source, base)
+        store.keep_proposal(*known)
+    fitted.second.copy_(known[0])
+    fitted.seen.copy_(known[1])
     return fitted.eval()
 
 
+class _Heard(Times):
+    """Another proposal that remembers what it hears."""
+
+    def __init__(self, base: Times) -> None:
+        super().__init__(base.spread)
+        self.base, self.in_logsnr = base, base.in_logsnr
+        self.heard: list[tuple[Tensor, Tensor]] = []
+
+    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        return self.base.place(u, span)
+
+    def place_logsnr(
+        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
+    ) -> tuple[Tensor, Tensor]:
+        return self.base.place_logsnr(u, low, high, data_std)
+
+    def observe(self, u: Tensor, size: Tensor) -> None:
+        self.heard.append((u, size))
+
+
+def _fit(work: _Work, source: _Source, base: Times) -> tuple[Tensor, Tensor]:
+    """What an `Adaptive` proposal should know: per bin, (bins,) each.
+
+    Stratified over many examples, a bin's share of the error comes from how much the loss varies
+    *within* it, over noise and examples. So that, and not the second moment, is what it is told; a
+    little of the latter guards against bins that looked calm by chance.
+    """
+    work.times = heard = _Heard(base)
+    x, where = source.head(PILOT_EXAMPLES), work.model.process.device
+    for index in torch.arange(len(x)).split(max(1, work.batch_size // PILOT_DRAWS)):
+        work.bound(x[index].to(where), index.to(where), -1, PILOT_DRAWS)
+    u, size = (torch.cat(parts).to(torch.float64).cpu() for parts in zip(*heard.heard, strict=True))
+    bins = (u * PILOT_BINS).long().clamp(max=PILOT_BINS - 1)
+    count = torch.bincount(bins, minlength=PILOT_BINS).to(torch.float64)
+    mean, second = (
+        torch.bincount(bins, weights=v, minlength=PILOT_BINS) / count.clamp(min=1)
+        for v in (size, size**2)
+    )
+    variance = (second - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
+    return variance + CAUTION * second, (count > 0).to(torch.float64)
+
+
 def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
-    """A pure function of the rows of n examples."""
+    """A pure function of the rows of n examples, which are in order."""
     model, dims = work.model, rows.dims
     counts = np.bincount(rows.index, minlength=n)
     if len(set(counts.tolist())) != 1:
@@ -278,62 +348,76 @@ def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
             f"{int((counts == 0).sum())} of {n} examples are missing from this evaluation; "
             "expected every process to see the same loader. Delete its folder to start anew."
         )
-    passes = int(counts[0])
+    scale = dims * math.log(2)
 
-    def per_example(values: np.ndarray) -> np.ndarray:
-        return np.bincount(rows.index, values, minlength=n) / passes / dims / math.log(2)
+    def cost(values: np.ndarray) -> np.ndarray:
+        """Bits/dim of each example: (n,)."""
+        return -values.reshape(-1, n).mean(0) / scale
 
-    samples = rows.samples  # (rows, draws)
-    bits = -per_example(samples.mean(1))
-    m = samples.shape[1]
-    if m > 1:  # neighbours in stratified time
-        squares = np.diff(samples, axis=1) ** 2
-        variance = squares.sum(1) / (2 * m * (m - 1))
-        noise = np.bincount(rows.index, variance, minlength=n) / passes**2
-    elif passes > 1:
-        mean = np.bincount(rows.index, samples[:, 0], minlength=n) / passes
-        spread = np.bincount(rows.index, (samples[:, 0] - mean[rows.index]) ** 2, minlength=n)
-        noise = spread / (passes - 1) / passes
-    else:
-        noise = np.full(n, math.nan)
-    draw_error = float(np.sqrt(noise.sum())) / n / dims / math.log(2)
-    error = float(bits.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    bits = cost(rows.samples.mean(1))
     return Evaluation(
         bits_per_dim=float(bits.mean()),
-        standard_error=error,
-        draw_error=draw_error,
-        prior=float(-per_example(rows.prior).mean()),
-        diffusion=float(-per_example(rows.diffusion).mean()),
-        reconstruction=float(-per_example(rows.reconstruction).mean()),
+        standard_error=float(bits.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan,
+        draw_error=_draw_error(work, rows, n) / scale,
+        prior=float(cost(rows.prior).mean()),
+        diffusion=float(cost(rows.diffusion).mean()),
+        reconstruction=float(cost(rows.reconstruction).mean()),
         examples=n,
-        draws=passes * m,
+        draws=int(counts[0]) * rows.samples.shape[1],
         dims=dims,
-        bound=rows.name,
+        bound=work.name,
         process=model.process.name,
         parametrisation=model.parametrisation,
         truncation=str(work.truncation),
         density=isinstance(work.likelihood, Continuous)
         or getattr(work.likelihood, "levels", 0) is None,
         per_example=torch.from_numpy(bits),
-        curve=_curve(work, rows, curve_bins),
+        marks=torch.from_numpy(rows.mark[:n].astype(np.int64)),
+        curve=_curve(work, rows, n, curve_bins),
     )
 
 
-def _curve(work: _Work, rows: Rows, bins: int) -> Curve:
-    process = work.model.process
-    low = float(process.transition(process.horizon).snr.log())
-    if isinstance(work.truncation, NoiseLevel):
-        high = -2 * math.log(work.truncation.standard_error)
+def _draw_error(work: _Work, rows: Rows, n: int) -> float:
+    """The standard error, from draws alone, of the mean over examples, in nats; NaN if unknown."""
+    passes, m = len(rows.index) // n, rows.samples.shape[1]
+    samples = rows.samples.reshape(passes, n, m).transpose(1, 0, 2)  # (n, passes, m)
+    places = rows.logsnr.reshape(passes, n, m).transpose(1, 0, 2)
+    spread = "stratified" if work.times is None else work.times.spread
+    if spread == "antithetic":  # a pair counts as one draw
+        if m == 1:
+            n -= n % 2  # of two examples
+            samples = samples[:n].reshape(n // 2, 2, passes).mean(1)
+        else:
+            half = m // 2
+            samples = (samples[..., :half] + samples[..., m - half :]) / 2
+    samples = samples.reshape(len(samples), -1)
+    n, draws = samples.shape
+    if draws < 2 or n < 1:
+        return math.nan
+    rest = samples - samples.mean(1, keepdims=True)
+    if spread == "stratified":
+        rest = rest.ravel()[np.argsort(places.ravel(), kind="stable")]
+        square = (np.diff(rest) ** 2).mean() / 2  # of one draw
     else:
-        high = float(process.transition(work.truncation.time(process)).snr.log())
+        square = (rest**2).mean()
+    return math.sqrt(square * draws / (draws - 1) / (n * draws))
+
+
+def _curve(work: _Work, rows: Rows, n: int, bins: int) -> Curve:
+    low, high = work.ends()
     edges = np.linspace(low, high, bins + 1)
-    place = np.clip(np.searchsorted(edges, rows.logsnr.ravel(), side="right") - 1, 0, bins - 1)
-    values = rows.errors.ravel() / rows.dims / math.log(2)
-    count = len(values)
-    mean = np.bincount(place, values, minlength=bins) / count
-    square = np.bincount(place, values**2, minlength=bins) / count
-    spread = np.sqrt(np.maximum(square - mean**2, 0) / count)
-    return Curve(*(torch.from_numpy(v) for v in (edges, mean, spread)))
+    place = np.clip(np.searchsorted(edges, rows.logsnr, side="right") - 1, 0, bins - 1)
+    draws = rows.logsnr.size // n
+    key = (rows.index[:, None] * bins + place).ravel()
+    values = rows.errors.ravel() / (draws * rows.dims * math.log(2))
+    each = np.bincount(key, values, minlength=n * bins).reshape(n, bins)  # of each example
+    errors = each.std(0, ddof=1) / math.sqrt(n) if n > 1 else np.full(bins, math.nan)
+    errors[np.bincount(place.ravel(), minlength=bins) == 0] = math.nan
+    return Curve(
+        logsnr=torch.from_numpy(edges),
+        bits=torch.from_numpy(each.mean(0) - work.entropies(edges)),
+        errors=torch.from_numpy(errors),
+    )
 
 
 # ---------------------------------------------------------------- data
@@ -342,10 +426,10 @@ def _curve(work: _Work, rows: Rows, bins: int) -> Curve:
 class _Source:
     """Examples in a fixed order, with their numbers."""
 
-    def __init__(
-        self, data: Tensor | Iterable[Any], device: torch.device, limit: int | None
-    ) -> None:
-        self.data, self.device, self.limit = data, device, limit
+    def __init__(self, data: Tensor | Iterable[Any], limit: int | None) -> None:
+        data = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
+        self.data, self.limit = data, limit
+        self.shape: torch.Size | None = None
         if not isinstance(data, Tensor) and not isinstance(data, Iterable):
             raise ValueError(
                 f"data was given as {type(data).__name__}; expected a tensor (N, *shape) or a "
@@ -368,6 +452,13 @@ class _Source:
                 raise ValueError(
                     f"the loader gave a batch of type {type(part).__name__}; expected a tensor "
                     "(batch, *data), or a tuple or list that begins with one."
+                )
+            if self.shape is None:
+                self.shape = x.shape[1:]
+            if x.shape[1:] != self.shape:
+                raise ValueError(
+                    f"the loader gave examples of shape {tuple(x.shape[1:])} after others of shape "
+                    f"{tuple(self.shape)}; expected one shape. Evaluate them apart."
                 )
             if self.limit is not None:
                 x = x[: self.limit - done]
@@ -392,8 +483,8 @@ class _Source:
 
 def _marks(batch: Tensor) -> np.ndarray:
     """A checksum of each example: (B,) uint32."""
-    array = batch.detach().cpu().contiguous().numpy()
-    return np.array([zlib.crc32(row.tobytes()) for row in array], dtype=np.uint32)
+    rows = (_bytes(row) for row in batch.detach().cpu())
+    return np.array([zlib.crc32(row) for row in rows], dtype=np.uint32)
 
 
 # ---------------------------------------------------------------- small tools
@@ -405,10 +496,37 @@ def _fingerprint(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         digest.update(name.encode())
         if isinstance(value, Tensor):
-            flat = torch.empty(value.numel(), dtype=value.dtype)
-            flat.copy_(value.detach().reshape(-1))
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
+            digest.update(_bytes(value.detach().cpu()))
     return digest.hexdigest()
+
+
+def _bytes(value: Tensor) -> bytes:
+    """As they are in memory; numpy does not know all types."""
+    flat = torch.empty(value.numel(), dtype=value.dtype)
+    flat.copy_(value.reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _name(network: Any) -> str:
+    """What a network is, beside its numbers."""
+    if isinstance(network, nn.Module):
+        return hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()
+    return str(getattr(network, "__qualname__", type(network).__qualname__))
+
+
+def _kernel_print(process: Process) -> list[str]:
+    """A few numbers of the kernel, which rates that are functions don't show elsewhere."""
+    times = process.horizon * torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
+    return [f"{v:.6e}" for v in process.transition(times).snr.detach().tolist()]
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN, which JSON does not know, as None."""
+    if isinstance(value, dict):
+        return {key: _without_nan(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_error(value: float, error: float) -> str:
@@ -420,28 +538,43 @@ def _with_error(value: float, error: float) -> str:
 
 
 def _check_arguments(
-    model: Any,
-    draws: Any,
-    target_error: Any,
-    max_draws: Any,
-    batch_size: Any,
-    limit: Any,
-    curve_bins: Any,
+    model: Any, target_error: Any, seed: Any, save_every: Any, times: Any, truncation: Any
 ) -> None:
     if not isinstance(model, ScoreModel):
         raise ValueError(
             f"model was given as {type(model).__name__}; expected ornstein.ScoreModel(network, "
             "process)."
         )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed={seed!r}; expected a whole number.")
+    if target_error is not None and not (_is_number(target_error) and target_error > 0):
+        raise ValueError(f"target_error={target_error!r}; expected a positive number of bits/dim.")
+    if not (_is_number(save_every) and save_every >= 0):
+        raise ValueError(f"save_every={save_every!r}; expected a number of seconds ≥ 0.")
+    if times is not None and not isinstance(times, Times):
+        raise ValueError(
+            f"times={times!r}; expected None, Uniform(), Importance(), LogSNR(), Information() or "
+            "Adaptive()."
+        )
+    if truncation is not None and not isinstance(truncation, (NoiseLevel, FixedTime)):
+        raise ValueError(
+            f"truncation={truncation!r}; expected ornstein.NoiseLevel(standard_error) or "
+            "ornstein.FixedTime(s)."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _check_counts(
+    draws: Any, max_draws: Any, batch_size: Any, limit: Any, curve_bins: Any, target_error: Any
+) -> None:
     counts = {"draws": draws, "max_draws": max_draws, "batch_size": batch_size}
     counts |= {"curve_bins": curve_bins} | ({} if limit is None else {"limit": limit})
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
-    if target_error is not None and not (
-        isinstance(target_error, (int, float)) and math.isfinite(target_error) and target_error > 0
-    ):
-        raise ValueError(f"target_error={target_error!r}; expected a positive number of bits/dim.")
     if target_error is not None and max_draws < draws:
         raise ValueError(
             f"max_draws={max_draws} is less than draws={draws}, the number of one pass; expected "

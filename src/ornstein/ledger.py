@@ -7,11 +7,13 @@ rows of its own; they are brought together as plain numbers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,17 @@ class Rows:
     logsnr: np.ndarray
     errors: np.ndarray
     dims: int
-    name: str
 
     def part(self, number: int, count: int) -> Rows:
         """Passes up to this one, of the first examples."""
-        wanted = (self.number <= number) & (self.index < count)
-        return replace(self, **{key: getattr(self, key)[wanted] for key in (*ONE, *MANY)})
+        return self._at((self.number <= number) & (self.index < count))
+
+    def ordered(self) -> Rows:
+        """By pass and example, so that sums do not depend on who did what when."""
+        return self._at(np.lexsort((self.index, self.number)))
+
+    def _at(self, which: np.ndarray) -> Rows:
+        return replace(self, **{key: getattr(self, key)[which] for key in (*ONE, *MANY)})
 
 
 ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction")
@@ -57,7 +64,7 @@ class Ledger:
         self.first_process = self.rank == 0
         self.folder = None if folder is None else Path(folder)
         self.every, self.saved_at = every, time.monotonic()
-        self.dims, self.name = 0, ""
+        self.dims = 0
         self.parts: list[dict[str, np.ndarray]] = []  # of this process
         self.unsaved: list[dict[str, np.ndarray]] = []
         self.marks: dict[int, int] = {}
@@ -70,7 +77,7 @@ class Ledger:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "settings.json"
         if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = _read_settings(path)
             changed = [
                 f"{key}: {before.get(key)!r} there, {value!r} now"
                 for key, value in settings.items()
@@ -88,22 +95,11 @@ class Ledger:
         _barrier()
 
     def _load(self, file: Path) -> None:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                part = {key: archive[key] for key in (*ONE, *MANY, "dims", "name")}
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{file} can't be read ({error}); expected rows of an evaluation. Delete this file "
-                "and repeat the command: only its rows are computed again."
-            ) from error
-        fresh = np.array(
-            [
-                key not in self.done
-                for key in zip(*(part[k].tolist() for k in ONE[:2]), strict=True)
-            ],
-            dtype=bool,
-        )
-        self.dims, self.name = int(part.pop("dims")), str(part.pop("name"))
+        with _reading(file, "rows of an evaluation"), np.load(file) as archive:
+            part = {key: archive[key] for key in (*ONE, *MANY, "dims")}
+        keys = zip(part["number"].tolist(), part["index"].tolist(), strict=True)
+        fresh = np.array([key not in self.done for key in keys], dtype=bool)
+        self.dims = int(part.pop("dims"))
         part = {key: value[fresh] for key, value in part.items()}
         self._note(part)
         if self.first_process:  # the others need to know only what is done
@@ -144,7 +140,7 @@ class Ledger:
                 "network. Look for NaN in its weights, or overflow in its type."
             )
         part["mark"] = marks
-        self.dims, self.name = bound.dims, bound.name
+        self.dims = bound.dims
         self._note(part)
         self.parts.append(part)
         self.unsaved.append(part)
@@ -156,21 +152,21 @@ class Ledger:
         if self.folder is None or not self.unsaved:
             return
         part = _joined(self.unsaved)
-        start = len(list(self.folder.glob(f"rows-{self.rank:04d}-*.npz")))
-        path = self.folder / f"rows-{self.rank:04d}-{start:06d}.npz"
-        _write_arrays(path, {**part, "dims": np.int64(self.dims), "name": np.str_(self.name)})
+        taken = [int(f.stem[-6:]) for f in self.folder.glob(f"rows-{self.rank:04d}-??????.npz")]
+        path = self.folder / f"rows-{self.rank:04d}-{max(taken, default=-1) + 1:06d}.npz"
+        _write_arrays(path, {**part, "dims": np.int64(self.dims)})
         self.unsaved, self.saved_at = [], time.monotonic()
 
     @property
     def rows(self) -> Rows:
         part = _joined(self.parts) if self.parts else {}
-        return Rows(**part, dims=self.dims, name=self.name) if part else _empty()
+        return Rows(**part, dims=self.dims) if part else _empty()
 
     def proposal(self) -> tuple[Tensor, Tensor] | None:
         path = None if self.folder is None else self.folder / "proposal.npz"
         if path is None or not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as archive:
+        with _reading(path, "the proposal of an evaluation"), np.load(path) as archive:
             return torch.from_numpy(archive["second"]), torch.from_numpy(archive["seen"])
 
     def keep_proposal(self, second: Tensor, seen: Tensor) -> None:
@@ -184,6 +180,29 @@ class Ledger:
         return self.folder
 
 
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile)
+
+
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Name the file that can't be read, and what to do about it."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{path} can't be read ({error}); expected {what}. Delete this file and repeat the "
+            "command: only what it held is computed again."
+        ) from error
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    with _reading(path, "the settings of an evaluation"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("not an object")
+    return settings
+
+
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {key: np.concatenate([part[key] for part in parts]) for key in (*ONE, *MANY)}
 
@@ -191,7 +210,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _empty() -> Rows:
     none, some = np.zeros(0), np.zeros((0, 1))
     whole = none.astype(np.int64)
-    return Rows(whole, whole, whole, none, none, none, some, some, some, 0, "")
+    return Rows(whole, whole, whole, none, none, none, some, some, some, 0)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -250,4 +269,4 @@ def gathered(rows: Rows, draws: int, device: torch.device) -> Rows:
     many = {
         key: whole[:, width + i * draws : width + (i + 1) * draws] for i, key in enumerate(MANY)
     }
-    return Rows(**one, **many, dims=max(int(size[1]) for size in sizes), name=rows.name)
+    return Rows(**one, **many, dims=max(int(size[1]) for size in sizes))
