@@ -8,7 +8,8 @@ Two errors are told apart. With x_i the mean of example i's draws and N examples
 Draws are stratified in time over all examples, which takes away what comes from time alone. So the
 draws' variance is estimated from neighbours in time: how much two draws at nearly the same log SNR
 differ, each measured from its own example's mean. Where no proposal for times is given, one is
-fitted to the first examples and then held fixed, so that the estimate stays unbiased.
+fitted to the first examples and then held fixed, so that the estimate stays unbiased; and so is the
+use of a control variate, the noise in the Gaussian answer's error, whose mean is known.
 
 Every random number is a function of (seed, pass, example). A run that was interrupted goes on where
 it was, and several processes under `torch.distributed` share the examples, with the same result.
@@ -44,6 +45,7 @@ from ornstein.truncation import FixedTime, NoiseLevel, Truncation
 PILOT_EXAMPLES = 256
 PILOT_DRAWS = 8
 PILOT_BINS = 32
+PILOT_GROUPS = 24
 CAUTION = 0.02
 FORMAT = 1  # of the files that an evaluation leaves behind
 
@@ -205,9 +207,10 @@ class _Work:
     draws: int
     batch_size: int
     times: Times | None = None
+    control: _Control | None = None
 
     def bound(self, x: Tensor, index: Tensor, number: int, draws: int) -> Bound:
-        return elbo(
+        found = elbo(
             self.model,
             x,
             draws=draws,
@@ -216,7 +219,9 @@ class _Work:
             likelihood=self.likelihood,
             truncation=self.truncation,
             random=Counted(self.seed * 1_000_003 + number, index),
+            control=number < 0 or self.control is not None,
         )
+        return found if self.control is None else found.controlled(self.control(found.logsnr))
 
     @property
     def name(self) -> str:
@@ -286,15 +291,27 @@ def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) 
     """The given one, held fixed, or one fitted to the first examples."""
     if times is not None:
         return copy.deepcopy(times).eval()
-    base = natural_times(work.model, work.given)
-    fitted = Adaptive(base, bins=PILOT_BINS).to(work.model.process.device)
-    known = store.proposal()
+    base, where = natural_times(work.model, work.given), work.model.process.device
+    fitted = Adaptive(base, bins=PILOT_BINS).to(where)
+    known = store.pilot()
     if known is None:
         known = _fit(work, source, base)
-        store.keep_proposal(*known)
-    fitted.second.copy_(known[0])
-    fitted.seen.copy_(known[1])
+        store.keep_pilot(known)
+    fitted.second.copy_(known["second"])
+    fitted.seen.copy_(known["seen"])
+    work.control = _Control(known["edges"].to(where), known["parts"].to(where))
     return fitted.eval()
+
+
+@dataclass(frozen=True)
+class _Control:
+    """How much of the control variate to take, by log SNR."""
+
+    edges: Tensor  # (groups − 1,) rising
+    parts: Tensor  # (groups,)
+
+    def __call__(self, logsnr: Tensor) -> Tensor:
+        return self.parts[torch.bucketize(logsnr, self.edges)]
 
 
 class _Heard(Times):
@@ -303,7 +320,7 @@ class _Heard(Times):
     def __init__(self, base: Times) -> None:
         super().__init__(base.spread)
         self.base, self.in_logsnr = base, base.in_logsnr
-        self.heard: list[tuple[Tensor, Tensor]] = []
+        self.places: list[Tensor] = []
 
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         return self.base.place(u, span)
@@ -314,29 +331,53 @@ class _Heard(Times):
         return self.base.place_logsnr(u, low, high, data_std)
 
     def observe(self, u: Tensor, size: Tensor) -> None:
-        self.heard.append((u, size))
+        self.places.append(u.cpu())
 
 
-def _fit(work: _Work, source: _Source, base: Times) -> tuple[Tensor, Tensor]:
-    """What an `Adaptive` proposal should know: per bin, (bins,) each.
+def _fit(work: _Work, source: _Source, base: Times) -> dict[str, Tensor]:
+    """Look at the first examples, with draws of their own: what to know for all others.
 
-    Stratified over many examples, a bin's share of the error comes from how much the loss varies
-    *within* it, over noise and examples. So that, and not the second moment, is what it is told; a
-    little of the latter guards against bins that looked calm by chance.
+    Stratified over many examples, a stretch of time adds to the error what the loss varies *within*
+    it, over noise and examples. So an `Adaptive` proposal is told the variance in its bins, not the
+    second moment; a little of the latter guards against bins that looked calm by chance. How much
+    of the control variate to take is a regression in groups of log SNR.
     """
     work.times = heard = _Heard(base)
     x, where = source.head(PILOT_EXAMPLES), work.model.process.device
-    for index in torch.arange(len(x)).split(max(1, work.batch_size // PILOT_DRAWS)):
+    bounds = [
         work.bound(x[index].to(where), index.to(where), -1, PILOT_DRAWS)
-    u, size = (torch.cat(parts).to(torch.float64).cpu() for parts in zip(*heard.heard, strict=True))
-    bins = (u * PILOT_BINS).long().clamp(max=PILOT_BINS - 1)
+        for index in torch.arange(len(x)).split(max(1, work.batch_size // PILOT_DRAWS))
+    ]
+    errors, control, logsnr = (
+        torch.cat([getattr(b, key).flatten() for b in bounds]).cpu()
+        for key in ("errors", "control", "logsnr")
+    )
+    groups = [g for g in logsnr.argsort(stable=True).chunk(PILOT_GROUPS) if len(g)]
+    parts = torch.stack([_regression(errors[g], control[g]) for g in groups])
+    firsts = torch.stack([logsnr[g[0]] for g in groups])
+    beta = _Control(firsts[1:], parts)
+    size = (errors - beta(logsnr) * control) / bounds[0].dims
+    bins = (torch.cat(heard.places) * PILOT_BINS).long().clamp(max=PILOT_BINS - 1)
     count = torch.bincount(bins, minlength=PILOT_BINS).to(torch.float64)
     mean, second = (
         torch.bincount(bins, weights=v, minlength=PILOT_BINS) / count.clamp(min=1)
         for v in (size, size**2)
     )
     variance = (second - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
-    return variance + CAUTION * second, (count > 0).to(torch.float64)
+    return {
+        "second": variance + CAUTION * second,
+        "seen": (count > 0).to(torch.float64),
+        "edges": beta.edges,
+        "parts": beta.parts,
+    }
+
+
+def _regression(errors: Tensor, control: Tensor) -> Tensor:
+    """The part of the control that errors follow, drawn a little towards none: ()."""
+    square = control.square().sum()
+    together = ((errors - errors.mean()) * control).sum()
+    part = together / square.clamp(min=1e-300) * len(errors) / (len(errors) + 4)
+    return part.clamp(-0.5, 1.5).nan_to_num(0.0)
 
 
 def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:

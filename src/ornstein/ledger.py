@@ -1,6 +1,6 @@
 """What an evaluation has done so far: rows in memory, on disk, and over several processes.
 
-A row is one example in one pass. A folder holds settings.json, proposal.npz and rows-*.npz; files
+A row is one example in one pass. A folder holds settings.json, pilot.npz and rows-*.npz; files
 are only added to it, each of them whole or not at all. Under `torch.distributed` every process has
 rows of its own; they are brought together as plain numbers.
 """
@@ -53,6 +53,7 @@ class Rows:
 
 
 ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction")
+PILOT = ("second", "seen", "edges", "parts")
 MANY = ("samples", "logsnr", "errors")
 
 
@@ -162,17 +163,18 @@ class Ledger:
         part = _joined(self.parts) if self.parts else {}
         return Rows(**part, dims=self.dims) if part else _empty()
 
-    def proposal(self) -> tuple[Tensor, Tensor] | None:
-        path = None if self.folder is None else self.folder / "proposal.npz"
+    def pilot(self) -> dict[str, Tensor] | None:
+        """What was found out from the first examples."""
+        path = None if self.folder is None else self.folder / "pilot.npz"
         if path is None or not path.exists():
             return None
-        with _reading(path, "the proposal of an evaluation"), np.load(path) as archive:
-            return torch.from_numpy(archive["second"]), torch.from_numpy(archive["seen"])
+        with _reading(path, "the pilot of an evaluation"), np.load(path) as archive:
+            return {key: torch.from_numpy(archive[key]) for key in PILOT}
 
-    def keep_proposal(self, second: Tensor, seen: Tensor) -> None:
+    def keep_pilot(self, found: dict[str, Tensor]) -> None:
         if self.folder is not None and self.first_process:
-            arrays = {"second": second.cpu().numpy(), "seen": seen.cpu().numpy()}
-            _write_arrays(self.folder / "proposal.npz", arrays)
+            arrays = {key: found[key].cpu().numpy() for key in PILOT}
+            _write_arrays(self.folder / "pilot.npz", arrays)
 
     def _where(self) -> Path:
         if self.folder is None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -61,11 +61,31 @@ class Bound:
     samples: Tensor  # (B, draws) the bound of each draw; nats is their mean
     logsnr: Tensor  # (B, draws) where the error was sampled …
     errors: Tensor  # (B, draws) … and each weighted sample; −mean is the sampled part of diffusion
+    control: Tensor | None = None  # (B, draws) of mean zero; see `controlled`
 
     @property
     def bits_per_dim(self) -> Tensor:
         """−nats / (dims·log 2): an upper bound on the bits of a coordinate, (B,)."""
         return bits_per_dim(self.nats, self.dims)
+
+    def controlled(self, part: Tensor) -> Bound:
+        """The same bound with a part (B, draws) of its control variate taken from the errors.
+
+        The control is what the Gaussian answer's error, with this noise at this time, is above its
+        mean, a closed form. As long as `part` does not depend on the noise nothing is biased; where
+        the network's error has much in common with the Gaussian's, most of its noise is gone.
+        """
+        if self.control is None:
+            raise ValueError("this bound has no control variate; call elbo(..., control=True).")
+        less = part * self.control
+        moved = less.mean(1)
+        return replace(
+            self,
+            nats=self.nats + moved,
+            diffusion=self.diffusion + moved,
+            samples=self.samples + less,
+            errors=self.errors - less,
+        )
 
 
 def elbo(
@@ -78,14 +98,17 @@ def elbo(
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
     random: Draws | torch.Generator | None = None,
+    control: bool = False,
 ) -> Bound:
     """The bound L^mdsm on log p(x) for a batch x: (B, *shape).
 
     draws: times per example at which the network is asked (Tweedie and Continuous ask it once more
     each, at the truncation). times: where they are, by default Information() (Importance() given
     the state, or without preconditioning). likelihood, truncation: by default those of the model.
+    control: whether to return a control variate, too.
     """
     job = _Job(model, x, draws, times, given, likelihood, truncation, random)
+    job.with_control = control
     if model.parametrisation == "channel" and given == "x" and job.times.in_logsnr:
         logsnr, errors = _channel_errors(job)
     else:
@@ -238,6 +261,8 @@ class _Job:
         self.x = self.likelihood.values(self.data, self.u, self.dtype)  # (B·draws, *shape)
         self._start: Tensor | None = None
         self._last: Transition | None = None
+        self.with_control = False
+        self.control: Tensor | None = None
 
     # -- ends
 
@@ -328,6 +353,14 @@ class _Job:
         """Over draws: (B,)."""
         return values.reshape(self.batch, self.draws).mean(1)
 
+    def set_control(self, noise: Tensor, sigma: Tensor, weight: Tensor) -> None:
+        """weight·(‖ε_∥ − g‖² − its mean), g the Gaussian answer."""
+        if not self.with_control:
+            return
+        with torch.no_grad():
+            base = self.model.gaussian_error(self.x, noise, sigma).square()
+            self.control = weight * total(base - self.model.gaussian_square(self.x, sigma))
+
     # -- terms
 
     def bound(self, diffusion: Tensor, logsnr: Tensor, errors: Tensor, how: str) -> Bound:
@@ -348,6 +381,7 @@ class _Job:
             samples=samples.detach().reshape(self.batch, self.draws),
             logsnr=logsnr.detach().reshape(self.batch, self.draws),
             errors=errors.detach().reshape(self.batch, self.draws),
+            control=None if self.control is None else self.control.reshape(self.batch, self.draws),
         )
 
     def state_entropy(self) -> Tensor | float:
@@ -374,12 +408,9 @@ class _Job:
         model, x = self.model, self.x.to(torch.float64)
         sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=x.device).expand(len(x))
         width = over(sigma, x) ** 2
-        mean, spread = model.moments.mean, model.moments.std**2
+        spread = model.moments.std**2
         variance = width * spread / (width + spread)
-        if model.precondition:
-            expected = width * (spread**2 + width * (x - mean) ** 2) / (width + spread) ** 2
-        else:
-            expected = width.expand_as(x)
+        expected = width * model.gaussian_square(x, sigma)
         constant = -0.5 * (expected / variance + variance.log() + math.log(2 * math.pi))
         noise = self.normal("end")
         base, error = self._end_errors(noise, sigma)
@@ -471,6 +502,7 @@ def _channel_errors(job: _Job) -> tuple[Tensor, Tensor]:
     x_noisy = x + over(sigma, x) * noise
     error = job.model.gaussian_error(x, noise, sigma) - job.model.residual(x_noisy, logsnr, sigma)
     errors = weight * total(error.square()) / 2
+    job.set_control(noise, sigma, weight / 2)
     job.times.observe(u, errors.detach() / job.dims)
     return logsnr, errors
 
@@ -484,15 +516,17 @@ def _errors(job: _Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[
     view = View.of(kernel)
     if job.given == "x":
         metric = _solved(kernel, factor(s, kernel))  # L⁻¹F: ‖Fᵀ L⁻ᵀ e‖ = ‖metricᵀ e‖
+        along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
         if model.parametrisation == "channel":
             noise = job.normal("noise")
             x_noisy = x + over(view.sigma, x) * noise
             error = model.gaussian_error(x, noise, view.sigma)
             error = error - model.residual(x_noisy, view.logsnr, view.sigma)
-            along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
             errors = along * total(error.square())
         else:
-            error = joint_error(model, kernel, view, x, job.normal("noise", process.n_vars))
+            eps = job.normal("noise", process.n_vars)
+            noise = contract(view.direction, eps)
+            error = joint_error(model, kernel, view, x, eps)
             errors = total(mix(metric.mT, error).square())
     else:
         known = process.transition(s, given="state")
@@ -502,17 +536,18 @@ def _errors(job: _Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[
         white = _solved(kernel, torch.cat([known.cholesky, moved], -1))
         inner = job.normal("noise", 2 * K - 1)
         eps = mix(white, inner)
+        noise = contract(view.direction, eps)
+        metric = _solved(kernel, F)
+        along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
         if model.parametrisation == "channel":
-            noise = contract(view.direction, eps)
             x_noisy = x + over(view.sigma, x) * noise
             error = model.gaussian_error(x, noise, view.sigma)
             error = expand(view.direction, error - model.residual(x_noisy, view.logsnr, view.sigma))
         else:
             error = joint_error(model, kernel, view, x, eps)
-        difference = mix(_solved(known, F).mT, inner[:, :K]) - mix(
-            _solved(kernel, F).mT, eps - error
-        )
-        errors = total(difference.square())
+        known_part = mix(_solved(known, F).mT, inner[:, :K])
+        errors = total((known_part - mix(metric.mT, eps - error)).square())
+    job.set_control(noise, view.sigma, weight * along)
     errors = weight * errors
     job.times.observe(u, errors.detach() / job.dims)
     return view.logsnr, errors

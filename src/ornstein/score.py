@@ -243,12 +243,13 @@ class ScoreModel(nn.Module):
         width = over(sigma, x)
         return (std**2 * noise - width * (x - mean)) / (std**2 + width**2)
 
-    def gaussian_slope(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """dg/dε_∥ = σ²/(ς²+σ²): (B, *shape)."""
+    def gaussian_square(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """E(ε_∥ − g)² over the noise: (B, *shape)."""
         if not self.precondition:
-            return torch.zeros_like(x)
+            return torch.ones_like(x)
+        mean, std = self._moments(x)
         width = over(sigma, x) ** 2
-        return width / (self._moments(x)[1] ** 2 + width).expand_as(x)
+        return (std**4 + width * (x - mean) ** 2) / (std**2 + width) ** 2
 
     def check_data(self, x: Tensor, likelihood: Likelihood) -> None:
         """Raise if this can't be a batch for this model under this likelihood."""

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
+import ornstein
 from ornstein import (
     Constant,
     Continuous,
@@ -336,6 +337,56 @@ def test_given_the_state(name: str, parametrisation: str, seed: int) -> None:
     number, error = deviation(bound.nats, truth(process, x))
     assert error <= 0.2 * bound.dims
     assert abs(number) <= 3
+
+
+class Nothing(Zero):
+    """Zero with a parameter, whose type is the model's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
+        return self.weight * x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize("end", [20.0, 30.0, 60.0, 120.0])
+@pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
+def test_past_forgetting(end: float, dtype: torch.dtype, parametrisation: str, seed: int) -> None:
+    """CLD that runs on: log SNR ends at −33, −53, −111, −230, σ at 1e7 … 1e50.
+
+    Nothing is left to be learned there, and nothing may overflow.
+    """
+    process = ornstein.cld(rate=Linear(0.1, end))
+    x = examples(64).to(dtype)
+    model = ScoreModel(
+        Nothing(dtype),
+        process,
+        Continuous(),
+        parametrisation,  # type: ignore[arg-type]
+        data_mean=MEAN,
+        data_std=STD,
+        truncation=NoiseLevel(0.01),
+    )
+    for loss in (elbo, mism):
+        bound = loss(model, x, draws=64, random=rows(x, seed))
+        number, error = deviation(bound.nats, truth(process, x.to(F64)))
+        assert error <= 1 and abs(number) <= 3
+
+
+@pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
+def test_no_signal_left(parametrisation: str) -> None:
+    """SNR at the horizon below the smallest number: the bound, or what is wrong, but no NaN."""
+    process, x = ornstein.cld(rate=Linear(0.1, 400.0)), examples(4)
+    model = gaussian_model(process, parametrisation, level=0.01)
+    for loss in (elbo, mism):
+        try:
+            bound = loss(model, x)
+        except ValueError as error:
+            assert "nan" not in str(error)
+        else:
+            assert bool(bound.nats.isfinite().all())
 
 
 # ---------------------------------------------------------------- Tweedie's decoder

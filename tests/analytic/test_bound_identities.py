@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import ornstein
 from ornstein import (
     Adaptive,
+    Bound,
     Continuous,
     Counted,
     Discrete,
@@ -161,6 +162,21 @@ def test_probes_are_taken_where_coordinates_are_many(seed: int) -> None:
         for how in ("auto", "rademacher")
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("loss", [elbo, mism], ids=["explicit", "implicit"])
+@pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
+def test_inference_mode(parametrisation: str, loss: Callable[..., Bound]) -> None:
+    """The same numbers without autograd, and with it afterwards: a divergence is never left out."""
+    x = data(8)
+    for likelihood in (Continuous(), Tweedie(None)):
+        model = small_model(made("cld"), parametrisation, likelihood=likelihood)
+        with torch.inference_mode():
+            found = loss(model, x, random=rows(x, 1)).nats.clone()
+        expected = loss(model, x, random=rows(x, 1)).nats
+        assert torch.allclose(found, expected, rtol=1e-12, atol=0)
+        expected.mean().backward()
+        assert all(p.grad is not None for p in model.network.parameters())
 
 
 # ---------------------------------------------------------------- (b) proposals

@@ -329,9 +329,9 @@ def model_of(
 def log_sums(points: Tensor, log_weights: Tensor, pmf: Tensor, sigma: float) -> float:
     """Σ_k p_k E log Σ_j w_j exp(−(x̃ − x_j)²/2σ² + ε²/2) at x̃ = x_k + σε.
 
-    By the trapezoidal rule, which converges exponentially: to 1e-14 with this step.
+    By the trapezoidal rule, which converges exponentially: to 1e-12 with this step.
     """
-    eps = torch.linspace(-SIZE, SIZE, 401, dtype=F64)
+    eps = torch.linspace(-SIZE, SIZE, 241, dtype=F64)
     density = torch.exp(-eps.square() / 2) / math.sqrt(2 * math.pi) * (eps[1] - eps[0])
     total = 0.0
     for point, chance in zip(points, pmf, strict=True):
@@ -403,7 +403,7 @@ def test_the_quadrature() -> None:
 def test_tight_for_every_process(name: str) -> None:
     """The best denoiser of pixels with four levels: no better than the quadrature, and no worse."""
     data, likelihood, pmf = independent(PMF4, 256), Discrete(4), normalised(PMF4)
-    for cut in cuts(likelihood):
+    for cut in cuts(likelihood)[1::2]:
         check_tight(best(process_of(name), likelihood, data, pmf, cut), data, pmf, draws=16)
 
 
@@ -412,7 +412,7 @@ def test_parts(name: str) -> None:
     """Prior and reconstruction are closed forms: exact to rounding, example by example."""
     data, likelihood, pmf = independent(PMF4, 5), Discrete(4), normalised(PMF4)
     dims, points = data.x.shape[1], likelihood.pixels.centres()
-    for cut in cuts(likelihood):
+    for cut in cuts(likelihood)[1::4]:
         model = best(process_of(name), likelihood, data, pmf, cut)
         bound = bound_of(model, data.x, 2)
         with torch.no_grad():
@@ -464,7 +464,7 @@ def check_other_ways(name: str, size: int, draws: int) -> None:
 @pytest.mark.parametrize("name", ["vpsde", "cld", "learned-2-full"])
 def test_tight_in_other_ways(name: str) -> None:
     """To 0.015 bits a pixel."""
-    check_other_ways(name, 512, 16)
+    check_other_ways(name, 384, 16)
 
 
 @pytest.mark.slow
@@ -509,8 +509,8 @@ def test_eight_bits_of_noise() -> None:
             model = model_of(
                 Flat(everything), process_of(name), likelihood, data, cut, precondition=False
             )
-            check_valid(model, data, draws=16)
             mean, error = excess(model, data, draws=16)
+            assert mean >= -3 * error
             if name in ("vpsde", "vesde"):  # no auxiliary variables to decode
                 assert mean <= 0.05 + 3 * error  # steps at the ends, which no Gaussian follows
 
@@ -563,7 +563,7 @@ SOURCES: dict[str, Callable[[int], Known]] = {
 
 @cache
 def trained(source: str, kind: str, name: str, parametrisation: str) -> nn.Module:
-    """A network after 150 steps on other data of the same law; of single pixels, or of all."""
+    """A network after 100 steps on other data of the same law; of single pixels, or of all."""
     data = SOURCES[source](1024)
     data = Known(data.x[256:], data.nats[256:], data.levels)
     process, likelihood = process_of(name), likelihood_of(kind, data.levels)
@@ -572,7 +572,7 @@ def trained(source: str, kind: str, name: str, parametrisation: str) -> nn.Modul
     model = model_of(network, process, likelihood, data, None, parametrisation)
     optimiser = torch.optim.Adam(network.parameters(), 1e-2)
     generator = torch.Generator().manual_seed(1)
-    for step in range(150):
+    for step in range(100):
         batch = data.x[(128 * step) % 768 :][:128]
         loss = elbo(model, batch, draws=2, random=generator).bits_per_dim.mean()
         optimiser.zero_grad()

@@ -561,7 +561,7 @@ def test_what_replaces_a_lost_file_takes_nothing_else_away(tmp_path: Path) -> No
     assert network.calls == 0
 
 
-@pytest.mark.parametrize("name", ["settings.json", "proposal.npz"])
+@pytest.mark.parametrize("name", ["settings.json", "pilot.npz"])
 def test_other_broken_files_are_named(name: str, tmp_path: Path) -> None:
     quiet(build(), pixels(), folder=tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:20])
