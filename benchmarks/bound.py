@@ -34,7 +34,7 @@ from torch import Tensor, nn
 import ornstein
 from benchmarks.small_unet import SmallUNet
 from ornstein.likelihood import bits_per_dim
-from ornstein.objectives import _root_entropy, joint_error, mix, total
+from ornstein.objectives import joint_error, mix, root_entropy, total
 from ornstein.provenance import provenance
 from ornstein.score import View
 
@@ -183,8 +183,8 @@ def paper(model: ornstein.ScoreModel, pixels: Tensor) -> Tensor:
     found = inner[:, :K] - mix(white[:, :, :K].mT, guess)
     decoded = (total(inner[:, :K] ** 2) - total(found**2)) / 2 + d * process.log_volume(start)
     # H(v₀) sampled: entropy − ½ per coordinate and variable + ½ξ²
-    entropy = d * (_root_entropy(root) - (K - 1) / 2) + total(inner[:, K:] ** 2) / 2
-    return log_prior + middle + decoded + entropy + likelihood.log_volume(pixels, u)
+    entropy = d * (root_entropy(root) - (K - 1) / 2) + total(inner[:, K:] ** 2) / 2
+    return log_prior + middle + decoded + entropy + likelihood.log_jacobian(pixels, u)
 
 
 def deviation(draw: Any, pixels: Tensor, draws: int) -> dict[str, float]:

@@ -108,8 +108,8 @@ class Diffusion(Process):
     def diffusion(self, s: Tensor | float) -> Tensor:
         return 2 * self.rate_d.rate(self._inside(s))[..., None, None] * self.D
 
-    def noise_factor(self, s: Tensor | float) -> Tensor:
-        return self.rate_d.rate(self._inside(s)).sqrt()[..., None, None] * self._noise()
+    def _noise_at(self, s: Tensor) -> Tensor:
+        return self.rate_d.rate(s).sqrt()[..., None, None] * self._noise()
 
     def log_volume(self, s: Tensor | float) -> Tensor:
         return -self.rate_d.integral(self._inside(s)) * (self.D * self.S).sum()  # tr QS = 0
@@ -226,8 +226,8 @@ class LinearSDE(Process):
     def diffusion(self, s: Tensor | float) -> Tensor:
         return self._matrices(self._diffusion_function, s)
 
-    def noise_factor(self, s: Tensor | float) -> Tensor:
-        return semidefinite_factor(self.diffusion(s))
+    def _noise_at(self, s: Tensor) -> Tensor:
+        return semidefinite_factor(self._values(self._diffusion_function, s))
 
     def log_volume(self, s: Tensor | float) -> Tensor:
         times, table, edges = self._inside(s), self._tables(), self._edges
@@ -242,7 +242,9 @@ class LinearSDE(Process):
         return before[index] + integral(edges[index], times)
 
     def _matrices(self, function: MatrixFunction, s: Tensor | float) -> Tensor:
-        times = self._inside(s)
+        return self._values(function, self._inside(s))
+
+    def _values(self, function: MatrixFunction, times: Tensor) -> Tensor:
         value = function(times)
         if self.n_vars == 1 and value.shape == times.shape:
             return value[..., None, None]

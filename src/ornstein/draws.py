@@ -27,7 +27,7 @@ SPREADS = ("independent", "stratified", "antithetic")
 
 _STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio, odd
 _SALT = 0x5851F42D4C957F2D
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 
 
 class Draws(ABC):
@@ -45,11 +45,15 @@ class Draws(ABC):
         """Standard normal: (size, *shape)."""
 
     @abstractmethod
-    def _shift(self, count: int) -> Tensor:
-        """A common uniform shift plus the places of the examples in [0, 1), modulo 1: (size,)."""
+    def _turn(self) -> Tensor:
+        """A uniform number shared by all examples: ()."""
 
     @abstractmethod
-    def _mirrored(self, count: int) -> Tensor:
+    def _shift(self) -> Tensor:
+        """Places of the examples, evenly in [0, 1): (size,)."""
+
+    @abstractmethod
+    def _mirrored(self) -> Tensor:
         """Uniform places of pairs of examples, u and 1 − u: (size,)."""
 
     def signs(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -61,17 +65,13 @@ class Draws(ABC):
         if spread == "stratified":
             step = torch.arange(count, dtype=torch.float64, device=self.device)
             # each example has its own place inside a stratum of width 1/count
-            return ((self._shift(count).unsqueeze(-1) + step) / count + self._turn()) % 1.0
+            return ((self._shift().unsqueeze(-1) + step) / count + self._turn()) % 1.0
         if spread == "antithetic" and count == 1:
-            return self._mirrored(count).unsqueeze(-1)
+            return self._mirrored().unsqueeze(-1)
         if spread == "antithetic":
             half = self.uniform("places", ((count + 1) // 2,))
             return torch.cat([half, 1 - half], -1)[:, :count].clamp(max=1 - 2**-53)
         return self.uniform("places", (count,))
-
-    @abstractmethod
-    def _turn(self) -> Tensor:
-        """A uniform number shared by all examples: ()."""
 
 
 class Generated(Draws):
@@ -93,24 +93,30 @@ class Generated(Draws):
     def _rand(self, *shape: int) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
 
-    def _shift(self, count: int) -> Tensor:
+    def _shift(self) -> Tensor:
         order = torch.arange(self.size, dtype=torch.float64, device=self.device)
         return (order + self._rand(self.size)) / max(self.size, 1)
 
     def _turn(self) -> Tensor:
         return self._rand(1)[0]
 
-    def _mirrored(self, count: int) -> Tensor:
+    def _mirrored(self) -> Tensor:
         half = self._rand((self.size + 1) // 2)
         return torch.stack([half, 1 - half], -1).flatten()[: self.size].clamp(max=1 - 2**-53)
 
 
 class Counted(Draws):
-    """A function of the seed and each example's index: (size,) whole numbers."""
+    """A function of the seed and each example's index: (size,) whole numbers.
 
-    def __init__(self, seed: int, index: Tensor) -> None:
+    Further rounds with the same seed have other numbers, and their stratified places go between
+    those of the rounds before.
+    """
+
+    def __init__(self, seed: int, index: Tensor, round: int = 0) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed={seed!r}; expected a whole number.")
         self.size, self.device = index.shape[0], index.device
-        self.seed, self.index = seed, index.to(torch.int64)
+        self.seed, self.round, self.index = seed, round, index.to(torch.int64)
 
     def uniform(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
         return _unit(self._bits(purpose, math.prod(shape)), 11).reshape(self.size, *shape)
@@ -125,7 +131,7 @@ class Counted(Draws):
 
     def _bits(self, purpose: str, count: int) -> Tensor:
         """64 random bits each: (size, count)."""
-        stream = torch.full((), _stream(self.seed, purpose), device=self.device)
+        stream = torch.full((), _stream(self.seed, self.round, purpose), device=self.device)
         key = _mix(_mix(stream) + _counter(self.index))  # one per example
         steps = torch.arange(count, dtype=torch.int64, device=self.device)
         return _mix(key.unsqueeze(-1) + _counter(steps))
@@ -134,19 +140,19 @@ class Counted(Draws):
         whole = Counted(self.seed, torch.zeros(1, dtype=torch.int64, device=self.device))
         return whole.uniform("turn", ())[0]
 
-    def _shift(self, count: int) -> Tensor:
-        # multiples of the golden ratio fill [0, 1) evenly, whatever the number of examples
-        return self.index.to(torch.float64) * _GOLDEN % 1.0
+    def _shift(self) -> Tensor:
+        # multiples of irrational numbers fill [0, 1) evenly, whatever the number of examples
+        return (self.index.to(torch.float64) * _GOLDEN + self.round * _SILVER) % 1.0
 
-    def _mirrored(self, count: int) -> Tensor:
-        u = Counted(self.seed, self.index // 2).uniform("places", ())
+    def _mirrored(self) -> Tensor:
+        u = Counted(self.seed, self.index // 2, self.round).uniform("places", ())
         return torch.where(self.index % 2 == 0, u, 1 - u).clamp(max=1 - 2**-53)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _stream(seed: int, purpose: str) -> int:
+def _stream(seed: int, round: int, purpose: str) -> int:
     """Where the numbers for a purpose begin."""
-    return _signed(seed * _STEP + zlib.crc32(purpose.encode()))
+    return _signed(seed * _STEP + (round << 32) + zlib.crc32(purpose.encode()))
 
 
 def _signed(value: int) -> int:

@@ -32,15 +32,15 @@ import torch
 from torch import Tensor, nn
 
 from ornstein.draws import Counted
-from ornstein.ledger import Ledger, Rows, gathered, processes, write_text
-from ornstein.likelihood import Continuous, Likelihood
+from ornstein.ledger import Ledger, Rows, agree, gathered, processes, write_text
+from ornstein.likelihood import Likelihood
 from ornstein.objectives import Bound, elbo, natural_times
 from ornstein.process import Process
 from ornstein.provenance import provenance
 from ornstein.score import ScoreModel
 from ornstein.times import Adaptive, Span, Times
 from ornstein.transition import Given
-from ornstein.truncation import FixedTime, NoiseLevel, Truncation
+from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
 PILOT_EXAMPLES = 256
 PILOT_DRAWS = 8
@@ -165,10 +165,7 @@ def evaluate(
             work.times = _proposal(work, source, times, store)
             passes = 1 if target_error is None else max_draws // draws
             for number in range(passes):
-                try:
-                    count = _one_pass(work, source, store, number)
-                finally:
-                    store.flush()
+                count = _one_pass(work, source, store, number)
                 # a folder may know more than was asked for
                 rows = store.rows.part(number, count)
                 rows = gathered(rows, draws, model.process.device).ordered()
@@ -218,7 +215,7 @@ class _Work:
             given=self.given,
             likelihood=self.likelihood,
             truncation=self.truncation,
-            random=Counted(self.seed * 1_000_003 + number, index),
+            random=Counted(self.seed, index, number),
             control=number < 0 or self.control is not None,
         )
         return found if self.control is None else found.controlled(self.control(found.logsnr))
@@ -231,10 +228,10 @@ class _Work:
     def ends(self) -> tuple[float, float]:
         """log SNR at the horizon and at the truncation."""
         process = self.model.process
-        low = float(process.transition(process.horizon).snr.log())
+        low = float(process.transition(process.horizon).logsnr)
         if isinstance(self.truncation, NoiseLevel):
             return low, -2 * math.log(self.truncation.standard_error)
-        return low, float(process.transition(self.truncation.time(process)).snr.log())
+        return low, float(process.transition(self.truncation.time(process)).logsnr)
 
     def entropies(self, logsnr: np.ndarray) -> np.ndarray | float:
         """Given the state: bits/dim by which entropies change the error in each bin."""
@@ -271,19 +268,29 @@ class _Work:
 
 def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> int:
     """Do what is left of one pass; the number of examples."""
-    count = 0
+    where, size = work.model.process.device, max(1, work.batch_size // work.draws)
     rank, world = processes()
-    size = max(1, work.batch_size // work.draws)
-    for batch_number, (first, batch) in enumerate(source.batches(work.batch_size)):
-        count = first + len(batch)
-        if batch_number % world != rank:
-            continue
-        marks = _marks(batch)
-        left = store.left(number, first, marks)
-        for chunk in left.split(size) if len(left) else ():
-            x = batch[chunk].to(work.model.process.device)
-            index = (first + chunk).to(x.device)
-            store.add(number, index, marks[chunk.numpy()], work.bound(x, index, number, work.draws))
+    count, seen = 0, 0
+    with store.flushed(where):
+        for batch_number, (first, batch) in enumerate(source.batches(work.batch_size)):
+            count = first + len(batch)
+            mine = batch_number % world == rank
+            if not mine and number > 0:
+                continue
+            marks = _marks(batch)
+            left = store.left(number, first, marks)
+            seen = zlib.crc32(marks.tobytes(), seen)  # everybody must see the same data
+            if not mine:
+                continue
+            for chunk in left.split(size) if len(left) else ():
+                index = (first + chunk).to(where)
+                bound = work.bound(batch[chunk].to(where), index, number, work.draws)
+                store.add(number, index, marks[chunk.numpy()], bound)
+    if number == 0 and not agree([count, seen], where):
+        raise ValueError(
+            "the processes were given different data; expected the same loader in each of them, "
+            "unshuffled: examples are shared out here. Don't use a DistributedSampler."
+        )
     return count
 
 
@@ -295,7 +302,7 @@ def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) 
     fitted = Adaptive(base, bins=PILOT_BINS).to(where)
     known = store.pilot()
     if known is None:
-        known = _fit(work, source, base)
+        known = _fit(work, source, base, store)
         store.keep_pilot(known)
     fitted.second.copy_(known["second"])
     fitted.seen.copy_(known["seen"])
@@ -334,7 +341,7 @@ class _Heard(Times):
         self.places.append(u.cpu())
 
 
-def _fit(work: _Work, source: _Source, base: Times) -> dict[str, Tensor]:
+def _fit(work: _Work, source: _Source, base: Times, store: Ledger) -> dict[str, Tensor]:
     """Look at the first examples, with draws of their own: what to know for all others.
 
     Stratified over many examples, a stretch of time adds to the error what the loss varies *within*
@@ -344,6 +351,7 @@ def _fit(work: _Work, source: _Source, base: Times) -> dict[str, Tensor]:
     """
     work.times = heard = _Heard(base)
     x, where = source.head(PILOT_EXAMPLES), work.model.process.device
+    store.left(0, 0, _marks(x), keep=True)  # the first pass must see the same
     bounds = [
         work.bound(x[index].to(where), index.to(where), -1, PILOT_DRAWS)
         for index in torch.arange(len(x)).split(max(1, work.batch_size // PILOT_DRAWS))
@@ -410,8 +418,7 @@ def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
         process=model.process.name,
         parametrisation=model.parametrisation,
         truncation=str(work.truncation),
-        density=isinstance(work.likelihood, Continuous)
-        or getattr(work.likelihood, "levels", 0) is None,
+        density=work.likelihood.density,
         per_example=torch.from_numpy(bits),
         marks=torch.from_numpy(rows.mark[:n].astype(np.int64)),
         curve=_curve(work, rows, n, curve_bins),
@@ -597,11 +604,8 @@ def _check_arguments(
             f"times={times!r}; expected None, Uniform(), Importance(), LogSNR(), Information() or "
             "Adaptive()."
         )
-    if truncation is not None and not isinstance(truncation, (NoiseLevel, FixedTime)):
-        raise ValueError(
-            f"truncation={truncation!r}; expected ornstein.NoiseLevel(standard_error) or "
-            "ornstein.FixedTime(s)."
-        )
+    if truncation is not None:
+        check_truncation(truncation)
 
 
 def _is_number(value: Any) -> bool:

@@ -111,7 +111,7 @@ class Ledger:
         self.done.update(zip(numbers, index, strict=True))
         self.marks.update(zip(index, marks, strict=True))
 
-    def left(self, number: int, first: int, marks: np.ndarray) -> Tensor:
+    def left(self, number: int, first: int, marks: np.ndarray, keep: bool = False) -> Tensor:
         """Which examples of a batch are still to do in this pass; their data must not change."""
         left = []
         for offset, mark in enumerate(marks.tolist()):
@@ -122,9 +122,24 @@ class Ledger:
                     "same order in every pass. Turn off shuffling and random augmentation in the "
                     "loader, or use another folder for other data."
                 )
+            if keep:
+                self.marks[index] = mark
             if (number, index) not in self.done:
                 left.append(offset)
         return torch.tensor(left, dtype=torch.long)
+
+    @contextlib.contextmanager
+    def flushed(self, device: torch.device) -> Iterator[None]:
+        """Whatever happens, write what is done; and if one process fails, all of them stop."""
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self.flush()
+            others = any_failed(failed, device)
+        if others and not failed:
+            raise RuntimeError("another process of this evaluation failed; see its message")
 
     def add(self, number: int, index: Tensor, marks: np.ndarray, bound: Bound) -> None:
         values = {
@@ -247,14 +262,38 @@ def _barrier() -> None:
         torch.distributed.barrier()
 
 
+def _device(device: torch.device) -> torch.device:
+    """Where tensors must be to be exchanged."""
+    return device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+
+
+def any_failed(failed: bool, device: torch.device) -> bool:
+    """Whether any process failed."""
+    if processes()[1] == 1:
+        return failed
+    flag = torch.tensor([float(failed)], device=_device(device))
+    torch.distributed.all_reduce(flag)
+    return bool(flag.item() > 0)
+
+
+def agree(numbers: list[int], device: torch.device) -> bool:
+    """Whether all processes have the same numbers."""
+    if processes()[1] == 1:
+        return True
+    own = torch.tensor(numbers, dtype=torch.int64, device=_device(device))
+    low, high = own.clone(), own.clone()
+    torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX)
+    return bool((low == high).all())
+
+
 def gathered(rows: Rows, draws: int, device: torch.device) -> Rows:
     """The rows of all processes, as numbers: nothing is pickled."""
     if processes()[1] == 1:
         return rows
     columns = [np.asarray(getattr(rows, key), dtype=np.float64)[:, None] for key in ONE]
     columns += [getattr(rows, key) if len(rows.index) else np.zeros((0, draws)) for key in MANY]
-    backend = torch.distributed.get_backend()
-    where = device if backend == "nccl" else torch.device("cpu")
+    where = _device(device)
     table = torch.from_numpy(np.concatenate(columns, 1)).to(where)
     sizes = [torch.zeros(2, dtype=torch.int64, device=where) for _ in range(processes()[1])]
     own = torch.tensor([len(table), rows.dims], dtype=torch.int64, device=where)

@@ -55,8 +55,8 @@ class Likelihood(ABC):
         """The numbers that diffuse: (B, *shape); u in [0, 1) where it is dequantised."""
 
     @abstractmethod
-    def log_volume(self, x: Tensor, u: Tensor | None) -> Tensor:
-        """log of how much of these numbers' space one unit of the data's takes: (B,) float64."""
+    def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
+        """log|dx/dk|, of these numbers by the data, summed over coordinates: (B,) float64."""
 
     @abstractmethod
     def same_space(self, other: Likelihood) -> bool:
@@ -71,12 +71,25 @@ class Likelihood(ABC):
         """Whether `values` needs uniform noise."""
         return False
 
-    def moments(self, x: Tensor) -> tuple[float, float]:
-        """Mean and standard deviation of the numbers that diffuse, over all of x."""
+    @property
+    def density(self) -> bool:
+        """Whether the data is real-valued, so that the bound is on a density."""
+        return False
+
+    def moments(self, x: Tensor, per_channel: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the numbers that diffuse: (), or (C, 1, …) per channel."""
         self.check(x)
         u = torch.full(x.shape, 0.5, dtype=torch.float64, device=x.device)
         values = self.values(x, u if self.dequantised else None, torch.float64)
-        return values.mean().item(), values.std(correction=0).item()
+        axes = [i for i in range(x.dim()) if not (per_channel and i == 1)]
+        mean, std = values.mean(axes, keepdim=True), values.std(axes, correction=0, keepdim=True)
+        if not bool((std > 0).all()):
+            raise ValueError(
+                "the data is constant, so that its standard deviation is 0; expected data that "
+                "vary" + (" in every channel." if per_channel else ". Give more of them.")
+            )
+        shape = mean.shape[1:] if per_channel else ()
+        return mean.reshape(shape), std.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ class Pixels:
             )
         if in_graph() or not x.numel() or _holds(x.dtype, self.levels):
             return
-        low, high = (int(v) for v in x.aminmax())
+        low, high = (int(v) for v in x.to(torch.int64).aminmax())
         if low < 0 or high >= self.levels:
             raise ValueError(
                 f"the data has pixels from {low} to {high}; expected 0 … {self.levels - 1} for "
@@ -139,7 +152,7 @@ class Pixels:
             )
 
 
-class _OfPixels(Likelihood):
+class OfPixels(Likelihood):
     """What the two bounds on log P(pixels) share."""
 
     pixels: Pixels
@@ -148,13 +161,13 @@ class _OfPixels(Likelihood):
         self.pixels.check(x)
 
     def same_space(self, other: Likelihood) -> bool:
-        return isinstance(other, _OfPixels) and self.pixels == other.pixels
+        return isinstance(other, OfPixels) and not other.density and self.pixels == other.pixels
 
     def noise_level(self, data_std: float) -> float:
         return self.pixels.finest() * PART_OF_A_BIN
 
 
-class Discrete(_OfPixels):
+class Discrete(OfPixels):
     """log P(x) of pixels, decoded from y_ε without dequantisation or auxiliary variables."""
 
     name = "discrete"
@@ -166,23 +179,24 @@ class Discrete(_OfPixels):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         return self.pixels.at((x.to(_exact(x)) + 0.5) / self.pixels.levels).to(dtype)
 
-    def log_volume(self, x: Tensor, u: Tensor | None) -> Tensor:
+    def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
 
     def reconstruction(self, x: Tensor, sigma: Tensor | float) -> Tensor:
         """E log P(x | y_ε), summed over coordinates; one sigma: (B,) float64."""
-        if isinstance(sigma, Tensor):
-            table = self.table(sigma)
-        elif (sigma, x.device) in self._tables:
-            table = self._tables[sigma, x.device]
-        else:
-            with torch.no_grad():
-                table = self.table(torch.full((), sigma, dtype=torch.float64, device=x.device))
-            if not in_graph():  # what a graph computes stays in it
-                if len(self._tables) > 64:
-                    self._tables.clear()
-                self._tables[sigma, x.device] = table
+        table = self.table(sigma) if isinstance(sigma, Tensor) else self.kept(sigma, x.device)
         return table[x.long()].flatten(1).sum(1)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def kept(self, sigma: float, device: torch.device) -> Tensor:
+        """The table of a standard error that stays the same; made once, outside of any graph."""
+        if (sigma, device) not in self._tables:
+            if len(self._tables) > 64:
+                self._tables.clear()
+            with torch.no_grad():
+                number = torch.full((), sigma, dtype=torch.float64, device=device)
+                self._tables[sigma, device] = self.table(number)
+        return self._tables[sigma, device]
 
     def table(self, sigma: Tensor) -> Tensor:
         """E log P(k | x_k + σε) for every level k: (levels,) float64, with gradient in σ.
@@ -217,7 +231,7 @@ class Discrete(_OfPixels):
         return _repr("Discrete", self.pixels.levels, self.pixels.logit)
 
 
-class Tweedie(_OfPixels):
+class Tweedie(OfPixels):
     """The paper's bound: uniform dequantisation, then Gaussians decode all variables.
 
     With levels=None the data is real-valued and stays as it is.
@@ -238,6 +252,10 @@ class Tweedie(_OfPixels):
     def dequantised(self) -> bool:
         return self.levels is not None
 
+    @property
+    def density(self) -> bool:
+        return self.levels is None
+
     def check(self, x: Tensor) -> None:
         if self.levels is None:
             _check_real(x)
@@ -247,15 +265,15 @@ class Tweedie(_OfPixels):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if u is None else self.pixels.at(self._place(x, u)).to(dtype)
 
-    def log_volume(self, x: Tensor, u: Tensor | None) -> Tensor:
+    def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         if u is None:
             return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
         return self.pixels.log_slope(self._place(x, u)).to(torch.float64).flatten(1).sum(1)
 
     def same_space(self, other: Likelihood) -> bool:
         if self.levels is None:
-            return isinstance(other, Continuous) or getattr(other, "levels", 0) is None
-        return getattr(other, "levels", 0) is not None and super().same_space(other)
+            return other.density
+        return super().same_space(other)
 
     def noise_level(self, data_std: float) -> float:
         if self.levels is None:
@@ -263,7 +281,7 @@ class Tweedie(_OfPixels):
         return super().noise_level(data_std)
 
     def _place(self, x: Tensor, u: Tensor) -> Tensor:
-        return (x.to(u.dtype) + u) / self.pixels.levels
+        return (x.to(torch.float64) + u) / self.pixels.levels  # float32 would round up to 1
 
     def __repr__(self) -> str:
         return _repr("Tweedie", self.levels, self.logit)
@@ -273,6 +291,7 @@ class Continuous(Likelihood):
     """log-density of real-valued data, as it is."""
 
     name = "continuous"
+    density = True
 
     def check(self, x: Tensor) -> None:
         _check_real(x)
@@ -280,11 +299,11 @@ class Continuous(Likelihood):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
-    def log_volume(self, x: Tensor, u: Tensor | None) -> Tensor:
+    def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
 
     def same_space(self, other: Likelihood) -> bool:
-        return isinstance(other, Continuous) or getattr(other, "levels", 0) is None
+        return other.density
 
     def noise_level(self, data_std: float) -> float:
         return data_std * PART_OF_THE_SPREAD

@@ -34,16 +34,18 @@ import torch
 from torch import Tensor
 
 from ornstein.diagnostics import prior_gap
-from ornstein.draws import Draws, Generated
+from ornstein.draws import Counted, Draws, Generated
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
 from ornstein.linalg import in_graph
-from ornstein.score import ScoreModel, View, contract, expand, over
+from ornstein.process import Process
+from ornstein.score import LARGEST, ScoreModel, View, contract, expand, over
 from ornstein.times import Importance, Information, Span, Times
 from ornstein.transition import Given, Transition
-from ornstein.truncation import NoiseLevel, Truncation
+from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
 Divergence = Literal["auto", "exact", "rademacher", "gaussian"]
 Weighting = Callable[[Tensor], Tensor]
+Random = Draws | torch.Generator | int | None  # draws, a generator, a seed, or the global generator
 EXACT_UP_TO = 32  # coordinates of the state for which a divergence is taken one by one
 
 
@@ -97,7 +99,7 @@ def elbo(
     given: Given = "x",
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
-    random: Draws | torch.Generator | None = None,
+    random: Random = None,
     control: bool = False,
 ) -> Bound:
     """The bound L^mdsm on log p(x) for a batch x: (B, *shape).
@@ -107,8 +109,7 @@ def elbo(
     the state, or without preconditioning). likelihood, truncation: by default those of the model.
     control: whether to return a control variate, too.
     """
-    job = _Job(model, x, draws, times, given, likelihood, truncation, random)
-    job.with_control = control
+    job = _Job(model, x, draws, times, given, likelihood, truncation, random, control)
     if model.parametrisation == "channel" and given == "x" and job.times.in_logsnr:
         logsnr, errors = _channel_errors(job)
     else:
@@ -125,7 +126,7 @@ def mism(
     times: Times | None = None,
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
-    random: Draws | torch.Generator | None = None,
+    random: Random = None,
 ) -> Bound:
     """The same bound by implicit score matching: ε is integrated out, a divergence comes in.
 
@@ -153,7 +154,7 @@ def score_matching(
     times: Times | None = None,
     given: Given = "x",
     truncation: Truncation | None = None,
-    random: Draws | torch.Generator | None = None,
+    random: Random = None,
 ) -> Tensor:
     """∫ λ(s) E‖s_θ − s_φ‖² ds per example (paper, appendix A): (B,) float64.
 
@@ -177,7 +178,7 @@ def noise_prediction(
     times: Times | None = None,
     given: Given = "x",
     truncation: Truncation | None = None,
-    random: Draws | torch.Generator | None = None,
+    random: Random = None,
 ) -> Tensor:
     """∫ λ(s) E‖ε̂ − ε‖² ds per example (paper, appendix A, where λ = 1): (B,) float64.
 
@@ -211,7 +212,8 @@ class _Job:
         given: Given,
         likelihood: Likelihood | None,
         truncation: Truncation | None,
-        random: Draws | torch.Generator | None,
+        random: Random,
+        with_control: bool = False,
     ) -> None:
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
             raise ValueError(f"draws={draws!r}; expected a whole number ≥ 1.")
@@ -232,15 +234,14 @@ class _Job:
                 f"likelihood={likelihood!r}; expected Discrete, Tweedie or Continuous."
             )
         model.check_data(x, self.likelihood)
-        self.truncation = model.truncation if truncation is None else truncation
+        self.truncation = model.truncation if truncation is None else check_truncation(truncation)
         self.times = natural_times(model, given) if times is None else times
         if not isinstance(self.times, Times):
             raise ValueError(
                 f"times={times!r}; expected Uniform(), Importance(), LogSNR(), Information() "
                 "or Adaptive()."
             )
-        if not isinstance(random, Draws):
-            random = Generated(x.shape[0], x.device, random)
+        random = _as_draws(random, x)
         if random.size != x.shape[0]:
             raise ValueError(
                 f"random is for {random.size} examples and the batch has {x.shape[0]}; expected "
@@ -252,16 +253,16 @@ class _Job:
         self.dtype = model.dtype
         if x.is_floating_point():
             self.dtype = torch.promote_types(self.dtype, x.dtype)
+        if x.dtype in (torch.uint16, torch.uint32, torch.uint64):  # few operations know these
+            x = x.to(torch.int64)
         self.data = x.repeat_interleave(draws, 0) if draws > 1 else x
         self.u: Tensor | None = None
         if self.likelihood.dequantised:
-            wide = torch.promote_types(self.dtype, torch.float32)
-            u = self.random.uniform("dequantise", (draws, *self.shape)).to(wide)
-            self.u = u.flatten(0, 1).clamp(max=1 - 2.0**-20)  # float32 may round up to 1
+            self.u = self.random.uniform("dequantise", (draws, *self.shape)).flatten(0, 1)
         self.x = self.likelihood.values(self.data, self.u, self.dtype)  # (B·draws, *shape)
         self._start: Tensor | None = None
         self._last: Transition | None = None
-        self.with_control = False
+        self.with_control = with_control
         self.control: Tensor | None = None
 
     # -- ends
@@ -295,13 +296,13 @@ class _Job:
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """log SNR at the horizon and at the truncation: () each."""
-        low = self.last.snr.log()
+        low = self.last.logsnr
         if isinstance(self.truncation, NoiseLevel):
             high = torch.full_like(low, -2 * math.log(self.truncation.standard_error))
-            if not in_graph() and not bool(high > low):
-                self.truncation.time(self.process)  # says what is wrong
+            if not in_graph() and (not self.process.learned or not bool(high > low)):
+                self.truncation.time(self.process)  # says what is wrong; kept for a fixed process
         else:
-            high = self.process.transition(self.start).snr.log()
+            high = self.process.transition(self.start).logsnr
         return low, high
 
     # -- draws
@@ -336,18 +337,35 @@ class _Job:
         """√λ(s): (B·draws,)."""
         if weighting is None:
             return torch.ones_like(s)
-        value = torch.as_tensor(weighting(s))
+        if not callable(weighting):
+            raise ValueError(
+                f"weighting={weighting!r}; expected a function of times, (n,) to (n,), or None."
+            )
+        value = weighting(s)
+        try:
+            value = torch.as_tensor(value, dtype=torch.float64, device=s.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"weighting returned {type(value).__name__} for times of shape {tuple(s.shape)}; "
+                "expected a tensor with one number per time."
+            ) from error
         if value.shape not in (torch.Size(), s.shape):
             raise ValueError(
                 f"weighting maps times of shape {tuple(s.shape)} to {tuple(value.shape)}; expected "
                 "one number per time."
             )
-        value = value.to(s).expand_as(s)
-        if not in_graph() and not bool((value >= 0).all()):
-            raise ValueError(
-                f"weighting is negative ({value.min().item():g}); expected numbers ≥ 0."
-            )
+        value = value.expand_as(s)
+        if not in_graph() and not bool(((value >= 0) & (value < math.inf)).all()):
+            worst = value[~((value >= 0) & (value < math.inf))][0].item()
+            kind = "negative" if worst < 0 else "not finite"
+            raise ValueError(f"weighting is {kind} ({worst:g}); expected finite numbers ≥ 0.")
         return value.sqrt()
+
+    def each(self, function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """Of every draw, computed once per example where its draws have the same data."""
+        if self.draws == 1 or self.u is not None:
+            return function(values)
+        return function(values[:: self.draws]).repeat_interleave(self.draws, 0)
 
     def mean(self, values: Tensor) -> Tensor:
         """Over draws: (B,)."""
@@ -358,18 +376,19 @@ class _Job:
         if not self.with_control:
             return
         with torch.no_grad():
-            base = self.model.gaussian_error(self.x, noise, sigma).square()
-            self.control = weight * total(base - self.model.gaussian_square(self.x, sigma))
+            answer = self.model.answer(sigma, self.x)
+            less = answer.error(self.x, noise).square() - answer.square(self.x)
+            self.control = weight * total(less)
 
     # -- terms
 
     def bound(self, diffusion: Tensor, logsnr: Tensor, errors: Tensor, how: str) -> Bound:
         """All terms together; diffusion is (B·draws,)."""
         prior = torch.linalg.cholesky(self.process.prior_covariance)
-        power = self.x.to(torch.float64).square().flatten(1).mean(1)
+        power = self.each(lambda x: total(x.square()) / self.dims, self.x)
         top = -self.dims * prior_gap(self.last, prior, power)
         middle = diffusion + self.state_entropy()
-        bottom = self.reconstruction() + self.likelihood.log_volume(self.data, self.u)
+        bottom = self.reconstruction() + self.likelihood.log_jacobian(self.data, self.u)
         samples = top + middle + bottom
         return Bound(
             nats=self.mean(samples),
@@ -396,7 +415,8 @@ class _Job:
     def reconstruction(self) -> Tensor:
         """(B·draws,) float64."""
         if isinstance(self.likelihood, Discrete):
-            return self.likelihood.reconstruction(self.data, self.sigma)
+            likelihood = self.likelihood
+            return self.each(lambda k: likelihood.reconstruction(k, self.sigma), self.data)
         if isinstance(self.likelihood, Continuous):
             return self._continuous()
         if isinstance(self.likelihood, Tweedie):
@@ -405,31 +425,31 @@ class _Job:
 
     def _continuous(self) -> Tensor:
         """E log N(x; x̂, σ²ς²/(σ²+ς²)). The Gaussian answer's part is a closed form."""
-        model, x = self.model, self.x.to(torch.float64)
+        model, x = self.model, self.x
         sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=x.device).expand(len(x))
-        width = over(sigma, x) ** 2
-        spread = model.moments.std**2
-        variance = width * spread / (width + spread)
-        expected = width * model.gaussian_square(x, sigma)
-        constant = -0.5 * (expected / variance + variance.log() + math.log(2 * math.pi))
-        noise = self.normal("end")
-        base, error = self._end_errors(noise, sigma)
-        sampled = (base - error) * (base + error) * (width / variance / 2).to(error.dtype)
-        return constant.flatten(1).sum(1) + total(sampled)
+        ratio = (over(sigma, x, torch.float64) / model.moments.std) ** 2
+        precise = 1 + ratio  # σ² over the decoder's variance
+        base, error, expected = self._end_errors(self.normal("end"), sigma)
+        sampled = precise.to(x.dtype) * (expected + (error - base) * (error + base))
+        logs = 2 * over(sigma, x, torch.float64).log() - precise.log() + math.log(2 * math.pi)
+        return -(total(sampled) + total(logs.expand_as(x))) / 2
 
-    def _end_errors(self, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """ε_∥ minus the Gaussian answer, and minus the model's, at the truncation."""
+    def _end_errors(self, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """At the truncation: ε_∥ minus the Gaussian answer, minus the model's, and the mean square
+        of the first."""
         model = self.model
-        base = model.gaussian_error(self.x, noise, sigma)
+        answer = model.answer(sigma, self.x)
+        base, expected = answer.error(self.x, noise), answer.square(self.x)
         if model.parametrisation == "channel":
             x_noisy = self.x + over(sigma, noise) * noise
-            return base, base - model.residual(x_noisy, -2 * sigma.log(), sigma)
+            return base, base - model.residual(x_noisy, -2 * sigma.log(), answer), expected
         kernel = self.process.transition(self.start.expand(len(noise)))
         view = View.of(kernel)
         # the rest of the noise is independent of ε_∥ = âᵀε
         eps = self.normal("end, across", self.process.n_vars)
         eps = eps + expand(view.direction, noise - contract(view.direction, eps))
-        return base, contract(view.direction, joint_error(model, kernel, view, self.x, eps))
+        error = joint_error(model, kernel, view, self.x, eps)
+        return base, contract(view.direction, error), expected
 
     def _tweedie(self) -> Tensor:
         """E[log p(y₀|y_ε) − log q(y_ε|y₀)] + H(q(v₀|x)) − H(q(y_ε|x)), the paper's theorem.
@@ -442,14 +462,9 @@ class _Job:
         kernel = process.transition(self.start)
         known = process.transition(self.start, given="state")
         view = View.of(kernel)
-        root = process.auxiliary.factor()  # (K, K−1)
-        white = torch.linalg.solve_triangular(
-            kernel.cholesky,
-            torch.cat([known.cholesky, kernel.propagator @ root], -1),
-            upper=False,
-        )
-        M = white[:, :K]  # ε = white (ε_s, ξ), with orthonormal rows
-        entropy = _root_entropy(root)
+        white = whitening(process, kernel, known)
+        M = white[:, :K]
+        entropy = root_entropy(process.auxiliary.factor())
         along = (view.direction @ M).square().sum()
         closed = (
             process.log_volume(self.start)
@@ -465,8 +480,7 @@ class _Job:
         views = view.expand(count)
         noise = contract(views.direction, eps)
         if self.model.parametrisation == "channel":
-            x_noisy = self.x + over(views.sigma, noise) * noise
-            error = noise - self.model.predict(x_noisy, views.logsnr)
+            error = channel_error(self.model, self.x, noise, views.logsnr)
             error = expand(views.direction, error)
         else:
             kernels = process.transition(self.start.expand(count))
@@ -486,8 +500,16 @@ def joint_error(
     guess = model.joint_residual(y, kernel, view)
     if not model.precondition:
         return eps - guess
-    along = model.gaussian_error(x, contract(view.direction, eps), view.sigma)
+    along = model.answer(view.sigma, x).error(x, contract(view.direction, eps))
     return expand(view.direction, along) - guess
+
+
+def channel_error(model: ScoreModel, x: Tensor, noise: Tensor, logsnr: Tensor) -> Tensor:
+    """ε_∥ − ε̂_∥ at x̃ = x + σ ε_∥, without cancellation: (B, *shape)."""
+    sigma = (-logsnr / 2).exp().clamp(max=LARGEST)
+    answer = model.answer(sigma, x)
+    x_noisy = x + over(sigma, x) * noise
+    return answer.error(x, noise) - model.residual(x_noisy, logsnr, answer)
 
 
 # ---------------------------------------------------------------- denoising errors
@@ -497,12 +519,9 @@ def _channel_errors(job: _Job) -> tuple[Tensor, Tensor]:
     """½∫‖ε_∥ − ε̂_∥‖² dλ, drawn in λ: the process is not even asked."""
     u, x = job.places(), job.x
     logsnr, weight = job.times.place_logsnr(u, *job.ends(), job.data_std)
-    sigma = (-logsnr / 2).exp()
     noise = job.normal("noise")
-    x_noisy = x + over(sigma, x) * noise
-    error = job.model.gaussian_error(x, noise, sigma) - job.model.residual(x_noisy, logsnr, sigma)
-    errors = weight * total(error.square()) / 2
-    job.set_control(noise, sigma, weight / 2)
+    errors = weight * total(channel_error(job.model, x, noise, logsnr).square()) / 2
+    job.set_control(noise, (-logsnr / 2).exp(), weight / 2)
     job.times.observe(u, errors.detach() / job.dims)
     return logsnr, errors
 
@@ -516,41 +535,46 @@ def _errors(job: _Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[
     view = View.of(kernel)
     if job.given == "x":
         metric = _solved(kernel, factor(s, kernel))  # L⁻¹F: ‖Fᵀ L⁻ᵀ e‖ = ‖metricᵀ e‖
-        along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
+        along = _along(metric, view)
         if model.parametrisation == "channel":
             noise = job.normal("noise")
-            x_noisy = x + over(view.sigma, x) * noise
-            error = model.gaussian_error(x, noise, view.sigma)
-            error = error - model.residual(x_noisy, view.logsnr, view.sigma)
-            errors = along * total(error.square())
+            errors = along * total(channel_error(model, x, noise, view.logsnr).square())
         else:
             eps = job.normal("noise", process.n_vars)
             noise = contract(view.direction, eps)
-            error = joint_error(model, kernel, view, x, eps)
-            errors = total(mix(metric.mT, error).square())
+            errors = total(mix(metric.mT, joint_error(model, kernel, view, x, eps)).square())
     else:
         known = process.transition(s, given="state")
-        F = factor(s, known)
-        K = process.n_vars
-        moved = kernel.propagator @ process.auxiliary.factor()
-        white = _solved(kernel, torch.cat([known.cholesky, moved], -1))
-        inner = job.normal("noise", 2 * K - 1)
+        F, white = factor(s, known), whitening(process, kernel, known)
+        metric = _solved(kernel, F)
+        along = _along(metric, view)
+        inner = job.normal("noise", 2 * process.n_vars - 1)
         eps = mix(white, inner)
         noise = contract(view.direction, eps)
-        metric = _solved(kernel, F)
-        along = (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
         if model.parametrisation == "channel":
-            x_noisy = x + over(view.sigma, x) * noise
-            error = model.gaussian_error(x, noise, view.sigma)
-            error = expand(view.direction, error - model.residual(x_noisy, view.logsnr, view.sigma))
+            error = expand(view.direction, channel_error(model, x, noise, view.logsnr))
         else:
             error = joint_error(model, kernel, view, x, eps)
-        known_part = mix(_solved(known, F).mT, inner[:, :K])
+        known_part = mix(_solved(known, F).mT, inner[:, : process.n_vars])
         errors = total((known_part - mix(metric.mT, eps - error)).square())
     job.set_control(noise, view.sigma, weight * along)
     errors = weight * errors
     job.times.observe(u, errors.detach() / job.dims)
     return view.logsnr, errors
+
+
+def whitening(process: Process, kernel: Transition, known: Transition) -> Tensor:
+    """ε = whitening·(ε_s, ξ): the noise given x from that given the state and that of v₀.
+
+    L⁻¹[L_s, Φ·root], (..., K, 2K − 1), with orthonormal rows.
+    """
+    moved = kernel.propagator @ process.auxiliary.factor()
+    return _solved(kernel, torch.cat([known.cholesky, moved], -1))
+
+
+def _along(metric: Tensor, view: View) -> Tensor:
+    """‖metricᵀ â‖²: (B,)."""
+    return (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
 
 
 def _channel_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor]:
@@ -564,19 +588,17 @@ def _channel_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor
         view = View.of(kernel)
         metric = _solved(kernel, job.process.noise_factor(s))
         logsnr = view.logsnr
-        weight = weight * (metric.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))
-    sigma = (-logsnr / 2).exp()
-    width = over(sigma, x)
-    x_noisy = x + width * job.normal("noise")
+        weight = weight * _along(metric, view)
+    sigma = (-logsnr / 2).exp().clamp(max=LARGEST)
+    x_noisy = x + over(sigma, x) * job.normal("noise")
+    known = model.answer(sigma, x)
 
     def network(at: Tensor) -> Tensor:
-        return model.residual(at, logsnr, sigma)
+        return model.residual(at, logsnr, known)
 
     guess, slope = _divergence(job, network, x_noisy, None, None, divergence)
-    gaussian = model._gaussian_noise(x_noisy, sigma)
-    expected, tangent = _gaussian_parts(model, x, sigma)
-    closed = job.dims / 2 + (expected / 2 - tangent).flatten(1).sum(1).to(torch.float64)
-    sampled = total(guess * (gaussian + guess / 2)) - sigma * slope
+    closed = job.dims / 2 + total(known.size(x) / 2 - known.slope(x))
+    sampled = total(guess * (known.noise(x_noisy) + guess / 2)) - sigma * slope
     errors = weight * (closed + sampled)
     job.times.observe(u, errors.detach() / job.dims)
     return logsnr, errors
@@ -599,34 +621,20 @@ def _joint_implicit(job: _Job, divergence: Divergence) -> tuple[Tensor, Tensor]:
     # tr(C ∂n/∂w) = tr(C ∂n/∂y L) = E (Wη)ᵀ ∂n/∂y (Gη)
     guess, slope = _divergence(job, network, y, W, G, divergence)
     all_ = W.square().sum((-2, -1))  # tr C
-    along = (W.mT @ view.direction.unsqueeze(-1)).square().sum((-2, -1))  # âᵀCâ
+    along = _along(W, view)  # âᵀCâ
     if model.precondition:
-        expected, tangent = (
-            t.flatten(1).sum(1).to(torch.float64) for t in _gaussian_parts(model, x, view.sigma)
-        )
+        known = model.answer(view.sigma, x)
         across = job.dims * (all_ - along)  # of w_⊥: ½ in the square, 1 in the divergence
-        closed = job.dims * all_ / 2 - across / 2 + along * (expected / 2 - tangent)
-        noise = contract(view.direction, eps)
-        gaussian = noise - model.gaussian_error(x, noise, view.sigma)
-        linear = eps + expand(view.direction, gaussian - noise)
+        closed = job.dims * all_ / 2 - across / 2
+        closed = closed + along * total(known.size(x) / 2 - known.slope(x))
+        error = known.error(x, contract(view.direction, eps))
+        linear = eps - expand(view.direction, error)
     else:
         closed, linear = job.dims * all_ / 2, torch.zeros_like(eps)
     white, answer = mix(W.mT, guess), mix(W.mT, linear)
     errors = weight * (closed + total(white * (answer + white / 2)) - slope)
     job.times.observe(u, errors.detach() / job.dims)
     return view.logsnr, errors
-
-
-def _gaussian_parts(model: ScoreModel, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """E g² and σ dg/dx̃ of the Gaussian answer, over ε: (B, *shape) each."""
-    if not model.precondition:
-        return torch.zeros_like(x), torch.zeros_like(x)
-    mean, spread = model.moments.mean.to(x.dtype), model.moments.std.to(x.dtype) ** 2
-    width = over(sigma, x) ** 2
-    return (
-        width * ((x - mean) ** 2 + width) / (width + spread) ** 2,
-        (width / (width + spread)).expand_as(x),
-    )
 
 
 def _divergence(
@@ -641,13 +649,19 @@ def _divergence(
 
     left and right are (B, K, R), or None for a plain divergence.
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "mism was called under torch.inference_mode(), where no derivative can be taken; "
+            "expected torch.no_grad(), or gradients enabled."
+        )
     if how == "auto":
         how = "exact" if at[0].numel() <= EXACT_UP_TO else "rademacher"
     wanted = torch.is_grad_enabled()
     with torch.enable_grad():
         at = at.detach().requires_grad_() if not at.requires_grad else at
         value = network(at)
-        if not value.requires_grad:  # it does not depend on its input
+        if not value.requires_grad:
+            _check_constant(network, at, value)
             return value, torch.zeros(len(at), dtype=torch.float64, device=at.device)
 
         def pull(probe: Tensor, along: Tensor) -> Tensor:
@@ -679,7 +693,37 @@ def _divergence(
     return (value, slope) if wanted else (value.detach(), slope.detach())
 
 
+def _check_constant(network: Callable[[Tensor], Tensor], at: Tensor, value: Tensor) -> None:
+    """A network without a gradient must not depend on its input."""
+    with torch.no_grad():
+        moved = network(at.detach() * 1.25 + 0.125)
+    if not in_graph() and not torch.equal(moved, value):
+        raise ValueError(
+            "mism needs derivatives of the network, whose output depends on its input but carries "
+            "no gradient; expected a network that does not run under no_grad or detach what it "
+            "returns. Use elbo, which needs none."
+        )
+
+
 # ---------------------------------------------------------------- small tools
+
+
+def _as_draws(random: Random, x: Tensor) -> Draws:
+    if isinstance(random, Draws):
+        return random
+    if isinstance(random, int) and not isinstance(random, bool):
+        return Counted(random, torch.arange(len(x), device=x.device))
+    if random is not None and not isinstance(random, torch.Generator):
+        raise ValueError(
+            f"random={random!r}; expected a seed, a torch.Generator, ornstein.Counted(seed, index) "
+            "or None."
+        )
+    if random is not None and random.device.type != x.device.type:
+        raise ValueError(
+            f"the generator is on {random.device} and the data on {x.device}; expected one device. "
+            "Make it with torch.Generator(device)."
+        )
+    return Generated(x.shape[0], x.device, random)
 
 
 def _solved(kernel: Transition, right: Tensor) -> Tensor:
@@ -700,7 +744,7 @@ def total(values: Tensor) -> Tensor:
     return values.flatten(1).sum(1, dtype=torch.float64)
 
 
-def _root_entropy(root: Tensor) -> Tensor:
+def root_entropy(root: Tensor) -> Tensor:
     """H(q(v₀|x)) per data coordinate; root is (K, K−1) with first row zero."""
     n = root.shape[-1]
     if n == 0:

@@ -21,7 +21,7 @@ from ornstein.linalg import EPS, Tables, in_graph
 from ornstein.matrices import Auxiliary, as_float64
 from ornstein.panels import Panels
 from ornstein.schedules import Float64Module, positive_number
-from ornstein.transition import Given, Transition
+from ornstein.transition import LEAST_SNR, Given, Transition
 
 TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
 EARLIEST = math.log(1e-12)  # of the times, as parts of the horizon, at which noise is looked for
@@ -44,6 +44,7 @@ class Process(Float64Module, ABC):
         self._count = 1  # panels
         self._table: Tables | None = None
         self._solved: Clock | Panels | None = None
+        self._noise_times: dict[float, Tensor] = {}  # of a fixed process
 
     # ---------------------------------------------------------------- what a kind supplies
 
@@ -56,8 +57,8 @@ class Process(Float64Module, ABC):
         """G Gᵀ(s): (..., K, K) float64."""
 
     @abstractmethod
-    def noise_factor(self, s: Tensor | float) -> Tensor:
-        """G(s) with G Gᵀ the diffusion: (..., K, R) float64."""
+    def _noise_at(self, s: Tensor) -> Tensor:
+        """G(s) at times that are known to be inside: (..., K, R)."""
 
     @abstractmethod
     def log_volume(self, s: Tensor | float) -> Tensor:
@@ -130,11 +131,18 @@ class Process(Float64Module, ABC):
             error=solved.error.reshape(shape),
         )
 
+    def noise_factor(self, s: Tensor | float) -> Tensor:
+        """G(s) with G Gᵀ the diffusion: (..., K, R) float64."""
+        return self._noise_at(self._inside(s))
+
     def time_of_noise(self, standard_error: Tensor | float) -> Tensor:
         """The time at which y_s tells x up to this standard error, SNR(s)^(-1/2): float64.
 
         For a learned process the time depends on its parameters, and so does its gradient.
         """
+        key = standard_error if isinstance(standard_error, (int, float)) else None
+        if key is not None and key in self._noise_times:
+            return self._noise_times[key]
         targets, shape = self._times(standard_error)
         eager = not in_graph()
         if eager and not bool((targets > 0).all() & targets.isfinite().all()):
@@ -145,10 +153,9 @@ class Process(Float64Module, ABC):
         wanted = -2 * targets.log()
         with torch.no_grad():
             solution, known = self._solution(eager), wanted.detach()
-            grid = torch.linspace(EARLIEST, 0.0, 161, dtype=torch.float64, device=self.device).exp()
-            grid = grid * self.horizon
+            grid = self._ladder()
             ladder = self._log_snr(solution, grid)[0]  # falling
-            inside = (known < ladder[0]) & (known > ladder[-1])
+            inside = (known < ladder[0]) & (known >= ladder[-1] - 1e-9)
             if eager and not bool(inside.all()):
                 self._refuse_noise(targets[~inside][0].item(), ladder)
             above = (ladder > known.unsqueeze(-1)).sum(-1).clamp(1, grid.shape[0] - 1)
@@ -164,22 +171,29 @@ class Process(Float64Module, ABC):
                 step = at - (value - known) / slope
                 within = (step >= low) & (step <= high)
                 at = torch.where(within, step, (low + high) / 2)
-            times = torch.where(inside, at.exp(), math.nan).clamp(max=self.horizon)
+            times = at.exp().clamp(max=self.horizon)
         if torch.is_grad_enabled() and (self.learned or wanted.requires_grad):
             # one more step of Newton's, of size zero, carries the implicit gradient
             value, slope = self._log_snr(self._solution(eager), times)
             times = times * (1 - (value - wanted - (value - wanted).detach()) / slope.detach())
-        return times.reshape(shape)
+        times = torch.where(inside, times, math.nan).reshape(shape)
+        if eager and key is not None and not self._parameters_exist():
+            self._noise_times[key] = times
+        return times
+
+    def _ladder(self) -> Tensor:
+        """Times to look at first: even in log s, and even in s."""
+        even = torch.linspace(0.0, 1.0, 129, dtype=torch.float64, device=self.device)
+        both = torch.cat([(EARLIEST * (1 - even)).exp(), even[2:-1]])
+        return self.horizon * both.sort().values
 
     def _log_snr(self, solution: Clock | Panels, times: Tensor) -> tuple[Tensor, Tensor]:
         """log SNR and its derivative in log s: (B,) each."""
         solved = solution.at(self._clock(times), self.auxiliary.factor())
         response = (solved.propagator @ self.auxiliary.direction()).unsqueeze(-1)
         signal = torch.linalg.solve_triangular(solved.cholesky, response, upper=False)
-        noise = torch.linalg.solve_triangular(
-            solved.cholesky, self.noise_factor(times), upper=False
-        )
-        snr = signal.square().sum((-2, -1))
+        noise = torch.linalg.solve_triangular(solved.cholesky, self._noise_at(times), upper=False)
+        snr = signal.square().sum((-2, -1)).clamp(min=LEAST_SNR)
         return snr.log(), -times * (noise.mT @ signal).square().sum((-2, -1)) / snr
 
     def _refuse_noise(self, target: float, ladder: Tensor) -> None:
@@ -199,6 +213,7 @@ class Process(Float64Module, ABC):
         """
         with torch.inference_mode(False), torch.no_grad():  # what is kept may meet autograd later
             self._solved = None
+            self._noise_times = {}
             self._table = constants(self.device)
             self._plan()
             if not self._parameters_exist():
@@ -327,6 +342,7 @@ class Process(Float64Module, ABC):
         super()._apply(fn, recurse)
         if self._table is not None:
             self._table = self._solved = None
+            self._noise_times = {}
             if not any(p.is_meta for p in [*self.parameters(), *self.buffers()]):
                 self.replan()
         return self
@@ -334,6 +350,7 @@ class Process(Float64Module, ABC):
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self._table = self._solved = None  # the matrices may be others now
+        self._noise_times = {}
 
     def _refine(self) -> None:
         """For matrices that vary in s: double the panels until twice as many agree."""

@@ -27,14 +27,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ornstein.likelihood import Discrete, Likelihood, _OfPixels
+from ornstein.likelihood import Discrete, Likelihood, OfPixels
 from ornstein.matrices import as_float64
 from ornstein.process import Process
 from ornstein.schedules import Float64Module
-from ornstein.transition import Transition
-from ornstein.truncation import FixedTime, NoiseLevel, Truncation
+from ornstein.transition import LEAST_SNR, Transition
+from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
 Parametrisation = Literal["channel", "joint"]
+LARGEST = 1e30  # standard error that float32 should see; beyond it x is gone from any type
 
 
 class Moments(Float64Module):
@@ -82,8 +83,79 @@ class View:
     def of(kernel: Transition) -> View:
         """From a kernel given x."""
         signal = kernel.signal
-        snr = signal.square().sum(-1)
+        snr = signal.square().sum(-1).clamp(min=LEAST_SNR)
         return View(signal * snr.rsqrt().unsqueeze(-1), snr.rsqrt(), snr.log())
+
+
+@dataclass(frozen=True)
+class GaussianAnswer:
+    """What is right for Gaussian data N(m, ς²), in ratios that can't overflow.
+
+    p = ς²/(ς²+σ²) and q = 1 − p are taken in float64 and broadcast to the data: (B, *moments).
+    """
+
+    p: Tensor
+    q: Tensor
+    sigma: Tensor  # (B, 1, …)
+    mean: Tensor
+    std: Tensor
+
+    @staticmethod
+    def of(moments: Moments, sigma: Tensor, like: Tensor) -> GaussianAnswer:
+        """At standard errors sigma: (B,), for data like this."""
+        width = over(sigma.clamp(max=LARGEST), like, torch.float64)
+        ratio = (moments.std / width) ** 2
+        p, q = ratio / (1 + ratio), 1 / (1 + ratio)
+        return GaussianAnswer(*(t.to(like.dtype) for t in (p, q, width, moments.mean, moments.std)))
+
+    def noise(self, x_noisy: Tensor) -> Tensor:
+        """g = E[ε_∥ | x̃] = σ(x̃ − m)/(ς²+σ²)."""
+        return self.q * ((x_noisy - self.mean) / self.sigma)
+
+    def error(self, x: Tensor, noise: Tensor) -> Tensor:
+        """ε_∥ − g at x̃ = x + σ ε_∥, without cancellation."""
+        return self.p * noise - self.q * ((x - self.mean) / self.sigma)
+
+    def square(self, x: Tensor) -> Tensor:
+        """E(ε_∥ − g)² over the noise."""
+        return self.p * (self.p + self.q * ((x - self.mean) / self.std) ** 2)
+
+    def size(self, x: Tensor) -> Tensor:
+        """E g² over the noise."""
+        return self.q * (self.q + self.p * ((x - self.mean) / self.std) ** 2)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """σ dg/dx̃."""
+        return self.q.expand_as(x)
+
+    def normalised(self, x_noisy: Tensor) -> Tensor:
+        """(x̃ − m)/√(ς²+σ²)."""
+        return self.q.sqrt() * ((x_noisy - self.mean) / self.sigma)
+
+    @property
+    def scale(self) -> Tensor:
+        """ς/√(ς²+σ²), the deviation of ε_∥ given x̃."""
+        return self.p.sqrt()
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """The same without preconditioning: nothing is known beforehand."""
+
+    def noise(self, x_noisy: Tensor) -> Tensor:
+        return torch.zeros_like(x_noisy)
+
+    def error(self, x: Tensor, noise: Tensor) -> Tensor:
+        return noise
+
+    def square(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x)
+
+    def size(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def slope(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
 
 
 class ScoreModel(nn.Module):
@@ -135,7 +207,11 @@ class ScoreModel(nn.Module):
             )
         self.parametrisation: Parametrisation = parametrisation
         self.moments = Moments(data_mean, data_std)
-        self.truncation = self._as_truncation(truncation)
+        self._truncation = self._checked(truncation)
+        self._renew()
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda model, _: model._renew()
+        )
         self.features = self._as_features(features)
         self.precondition = precondition
 
@@ -153,25 +229,31 @@ class ScoreModel(nn.Module):
                 f"with_process got {type(other).__name__}; expected a process, for example "
                 "ornstein.cld()."
             )
-        model = copy.copy(self)
-        model._modules = {**self._modules, "process": other}
+        model = self._copy()
+        model.process = other
         return model
 
     def with_truncation(self, truncation: Truncation | None) -> ScoreModel:
         """The same model, its bounds truncated elsewhere."""
-        model = copy.copy(self)
-        model.truncation = self._as_truncation(truncation)
+        model = self._copy()
+        model._truncation = self._checked(truncation)
         return model
 
-    def predict(self, x_noisy: Tensor, logsnr: Tensor) -> Tensor:
+    @property
+    def truncation(self) -> Truncation:
+        """Where bounds are truncated: what was asked for, or what suits the data."""
+        return self._natural_truncation if self._truncation is None else self._truncation
+
+    def predict(self, x_noisy: Tensor, logsnr: Tensor | float) -> Tensor:
         """E[ε_∥ | x̃]: the noise in x̃ = x + σ ε_∥ of a channel model, (B, *shape)."""
         self._only_channel("predict")
-        sigma = (-logsnr.to(torch.float64) / 2).exp()
-        return self._gaussian_noise(x_noisy, sigma) + self.residual(x_noisy, logsnr, sigma)
+        times = self._expanded(logsnr, x_noisy)
+        answer = self.answer((-times / 2).exp(), x_noisy)
+        return answer.noise(x_noisy) + self.residual(x_noisy, times, answer)
 
-    def denoise(self, x_noisy: Tensor, logsnr: Tensor) -> Tensor:
+    def denoise(self, x_noisy: Tensor, logsnr: Tensor | float) -> Tensor:
         """E[x | x̃] = x̃ − σ ε̂ of a channel model: (B, *shape)."""
-        sigma = (-logsnr.to(torch.float64) / 2).exp()
+        sigma = (-self._expanded(logsnr, x_noisy) / 2).exp()
         return x_noisy - over(sigma, x_noisy) * self.predict(x_noisy, logsnr)
 
     def noise(self, y: Tensor, s: Tensor | float) -> Tensor:
@@ -180,7 +262,14 @@ class ScoreModel(nn.Module):
         The state is whitened in float64; where noise reaches the data through other variables, y
         itself should be float64 too.
         """
-        kernel = self.process.transition(self._expanded(s, y.shape[0]), given="x")
+        return self._noise(y, self.process.transition(self._expanded(s, y)))
+
+    def score(self, y: Tensor, s: Tensor | float) -> Tensor:
+        """∇ log p(y_s) = −L⁻ᵀ ε̂: (B, K, *shape)."""
+        kernel = self.process.transition(self._expanded(s, y))
+        return kernel.noise_to_score(self._noise(y, kernel).to(torch.float64)).to(y.dtype)
+
+    def _noise(self, y: Tensor, kernel: Transition) -> Tensor:
         view = View.of(kernel)
         zero = torch.zeros_like(y[:, 0], dtype=torch.float64)
         white = kernel.noise(y.to(torch.float64), zero)  # L⁻¹y = a x + ε
@@ -192,13 +281,8 @@ class ScoreModel(nn.Module):
         guess = self.joint_residual(y, kernel, view)
         if not self.precondition:
             return guess
-        gaussian = self._gaussian_noise(x_noisy, view.sigma)
+        gaussian = self.answer(view.sigma, x_noisy).noise(x_noisy)
         return (white + expand(view.direction, gaussian - along) + guess).to(y.dtype)
-
-    def score(self, y: Tensor, s: Tensor | float) -> Tensor:
-        """∇ log p(y_s) = −L⁻ᵀ ε̂: (B, K, *shape)."""
-        kernel = self.process.transition(self._expanded(s, y.shape[0]), given="x")
-        return kernel.noise_to_score(self.noise(y, s).to(torch.float64)).to(y.dtype)
 
     # ---------------------------------------------------------------- for the objectives
 
@@ -215,41 +299,30 @@ class ScoreModel(nn.Module):
             return torch.get_default_dtype()
         return torch.float32 if found.itemsize < 4 else found
 
-    def residual(self, x_noisy: Tensor, logsnr: Tensor, sigma: Tensor) -> Tensor:
-        """What the network adds to the Gaussian answer of a channel model: (B, *shape)."""
-        if not self.precondition:
+    def answer(self, sigma: Tensor, like: Tensor) -> GaussianAnswer | NoAnswer:
+        """What is known without the network, at standard errors sigma: (B,)."""
+        return GaussianAnswer.of(self.moments, sigma, like) if self.precondition else NoAnswer()
+
+    def residual(
+        self, x_noisy: Tensor, logsnr: Tensor, answer: GaussianAnswer | NoAnswer
+    ) -> Tensor:
+        """What the network of a channel model adds to this answer: (B, *shape)."""
+        if isinstance(answer, NoAnswer):
             return self._call(x_noisy, x_noisy, logsnr)
-        mean, std = self._moments(x_noisy)
-        wide = (std**2 + over(sigma, x_noisy) ** 2).sqrt()
-        return std / wide * self._call((x_noisy - mean) / wide, x_noisy, logsnr)
+        return answer.scale * self._call(answer.normalised(x_noisy), x_noisy, logsnr)
 
     def joint_residual(self, y: Tensor, kernel: Transition, view: View) -> Tensor:
         """What the network adds to the Gaussian answer of a joint model: (B, K, *shape)."""
         if not self.precondition:
             return self._call(y, y[:, :1], view.logsnr)
-        mean, std = self._moments(y[:, 0])
+        x = y[:, 0]
+        mean, std = self.moments.mean.to(y.dtype), self.moments.std.to(y.dtype)
         response = kernel.response.to(y.dtype)
         spread = kernel.cholesky.square().sum(-1).to(y.dtype)
-        centred = y - expand(response, mean.expand_as(y[:, 0]))
-        wide = (expand(response.square(), (std**2).expand_as(y[:, 0])) + over(spread, y)).sqrt()
-        scale = std / (std**2 + over(view.sigma, y[:, 0]) ** 2).sqrt()
+        centred = y - expand(response, mean.expand_as(x))
+        wide = (expand(response.square(), (std**2).expand_as(x)) + over(spread, y)).sqrt()
+        scale = GaussianAnswer.of(self.moments, view.sigma, x).scale.expand_as(x)
         return scale.unsqueeze(1) * self._call(centred / wide, y[:, :1], view.logsnr)
-
-    def gaussian_error(self, x: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-        """ε_∥ − g, the error of the Gaussian answer, without cancellation: (B, *shape)."""
-        if not self.precondition:
-            return noise
-        mean, std = self._moments(x)
-        width = over(sigma, x)
-        return (std**2 * noise - width * (x - mean)) / (std**2 + width**2)
-
-    def gaussian_square(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """E(ε_∥ − g)² over the noise: (B, *shape)."""
-        if not self.precondition:
-            return torch.ones_like(x)
-        mean, std = self._moments(x)
-        width = over(sigma, x) ** 2
-        return (std**4 + width * (x - mean) ** 2) / (std**2 + width) ** 2
 
     def check_data(self, x: Tensor, likelihood: Likelihood) -> None:
         """Raise if this can't be a batch for this model under this likelihood."""
@@ -267,13 +340,14 @@ class ScoreModel(nn.Module):
             if not fits:
                 raise ValueError(
                     f"a batch of shape {tuple(x.shape)} does not fit {name} of shape "
-                    f"{tuple(value.shape)}; expected data of a shape (batch, *data) that it "
-                    "broadcasts to."
+                    f"{tuple(value.shape)}; expected one number, or a shape that broadcasts to "
+                    f"{tuple(x.shape[1:])}, such as ({x.shape[1]}{', 1' * (x.dim() - 2)}) for one "
+                    "number per channel. likelihood.moments(x, per_channel=True) gives it."
                 )
         if x.device != self.process.device:
             raise ValueError(
                 f"the data is on {x.device} and the process on {self.process.device}; expected one "
-                "device. Move the data with .to(device)."
+                "device. Move both: model.to(device) and x.to(device)."
             )
 
     # ---------------------------------------------------------------- inside
@@ -284,11 +358,12 @@ class ScoreModel(nn.Module):
         if self.features:
             parts = [state]
             for frequency in self.features:
-                angle = raw.to(torch.promote_types(raw.dtype, torch.float32)) * frequency
+                wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
+                angle = wide.clamp(-(LARGEST**0.5), LARGEST**0.5) * frequency
                 parts += [angle.sin().to(state.dtype), angle.cos().to(state.dtype)]
             inputs = torch.cat(parts, 1)
         kind = self._network_dtype() or state.dtype
-        output = self.network(inputs.to(kind), logsnr.to(torch.promote_types(kind, torch.float32)))
+        output = self._ask(inputs.to(kind), logsnr.to(torch.promote_types(kind, torch.float32)))
         if not isinstance(output, Tensor) or output.shape != state.shape:
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ValueError(
@@ -302,26 +377,35 @@ class ScoreModel(nn.Module):
             )
         return output.to(state.dtype)
 
+    def _ask(self, inputs: Tensor, logsnr: Tensor) -> Any:
+        try:
+            return self.network(inputs, logsnr)
+        except RuntimeError as error:
+            if "dtype" in str(error) and inputs.dtype != logsnr.dtype:
+                raise ValueError(
+                    f"the network failed on an input of type {inputs.dtype} and log SNR of type "
+                    f"{logsnr.dtype} ({error}); log SNR stays float32, since half types blur it. "
+                    "Expected a network that embeds it first and casts the embedding to its own "
+                    "type; or keep the network in float32 and use torch.autocast."
+                ) from error
+            raise
+
     def _network_dtype(self) -> torch.dtype | None:
         if not isinstance(self.network, nn.Module):
             return None
         kinds = (p.dtype for p in self.network.parameters() if p.is_floating_point())
         return next(kinds, None)
 
-    def _gaussian_noise(self, x_noisy: Tensor, sigma: Tensor) -> Tensor:
-        """g = E[ε_∥ | x̃] for Gaussian data."""
-        if not self.precondition:
-            return torch.zeros_like(x_noisy)
-        mean, std = self._moments(x_noisy)
-        width = over(sigma, x_noisy)
-        return width * (x_noisy - mean) / (std**2 + width**2)
+    def _expanded(self, value: Tensor | float, like: Tensor) -> Tensor:
+        """One number for each example, float64: (B,)."""
+        numbers = torch.as_tensor(value, dtype=torch.float64, device=self.process.device)
+        return numbers.expand(len(like)) if numbers.dim() == 0 else numbers
 
-    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        return self.moments.mean.to(like.dtype), self.moments.std.to(like.dtype)
-
-    def _expanded(self, s: Tensor | float, size: int) -> Tensor:
-        times = torch.as_tensor(s, dtype=torch.float64, device=self.process.device)
-        return times.expand(size) if times.dim() == 0 else times
+    def _copy(self) -> ScoreModel:
+        """Another model of the same parts."""
+        model = copy.copy(self)
+        model._modules = dict(self._modules)
+        return model
 
     def _only_channel(self, what: str) -> None:
         if self.parametrisation != "channel":
@@ -330,30 +414,33 @@ class ScoreModel(nn.Module):
                 "score(y, s)."
             )
 
-    def _as_truncation(self, given: Truncation | None) -> Truncation:
-        if given is None:
-            return NoiseLevel(self.likelihood.noise_level(self.data_std))
-        if not isinstance(given, (NoiseLevel, FixedTime)):
-            raise ValueError(
-                f"truncation={given!r}; expected ornstein.NoiseLevel(standard_error) or "
-                "ornstein.FixedTime(s)."
-            )
-        return given
+    def _renew(self) -> None:
+        """What depends on the moments, which may have been loaded."""
+        self._natural_truncation = NoiseLevel(self.likelihood.noise_level(self.data_std))
+
+    def _checked(self, given: Truncation | None) -> Truncation | None:
+        return None if given is None else check_truncation(given)
 
     def _as_features(self, given: Sequence[float] | str | None) -> tuple[float, ...]:
         if given is None:
             return ()
         if given == "bins":
-            if not isinstance(self.likelihood, _OfPixels) or not hasattr(self.likelihood, "pixels"):
+            if not isinstance(self.likelihood, OfPixels) or self.likelihood.density:
                 raise ValueError(
                     "features='bins' needs pixels; expected likelihood=Discrete(levels) or "
                     "Tweedie(levels). Give frequencies, or leave features out."
                 )
             width = self.likelihood.pixels.finest()
             return (math.pi / width, 2 * math.pi / width)
-        if isinstance(given, str):
-            raise ValueError(f"features={given!r}; expected 'bins', frequencies, or None.")
-        return tuple(float(f) for f in given)
+        try:
+            frequencies = () if isinstance(given, str) else tuple(float(f) for f in given)
+        except (TypeError, ValueError):
+            frequencies = ()
+        if not frequencies or not all(math.isfinite(f) for f in frequencies):
+            raise ValueError(
+                f"features={given!r}; expected 'bins', a list of finite frequencies, or None."
+            )
+        return frequencies
 
     def extra_repr(self) -> str:
         return (
@@ -365,9 +452,9 @@ class ScoreModel(nn.Module):
 # ---------------------------------------------------------------- (B,) and (B, K) over the data
 
 
-def over(value: Tensor, like: Tensor) -> Tensor:
+def over(value: Tensor, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """(B,) or (B, K) as something that multiplies a tensor of the data's size, in its type."""
-    return value.to(like.dtype).reshape(*value.shape, *[1] * (like.dim() - value.dim()))
+    return value.to(dtype or like.dtype).reshape(*value.shape, *[1] * (like.dim() - value.dim()))
 
 
 def expand(vector: Tensor, data: Tensor) -> Tensor:

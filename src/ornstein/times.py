@@ -85,6 +85,11 @@ class Importance(Times):
 
     def __init__(self, process: Process | None = None, spread: Spread = "stratified") -> None:
         super().__init__(spread)
+        if process is not None and not isinstance(process, Process):
+            raise ValueError(
+                f"Importance got {process!r}; expected a process, for example ornstein.vpsde(), or "
+                "None for the model's own."
+            )
         self.process = process
 
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
@@ -101,7 +106,7 @@ class LogSNR(Times):
     in_logsnr = True
 
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        return _from_table(u, span, lambda s, process: -process.transition(s).snr.log())
+        return _from_table(u, span, lambda s, process: -process.transition(s).logsnr)
 
     def place_logsnr(
         self, u: Tensor, low: Tensor, high: Tensor, data_std: float
@@ -120,7 +125,7 @@ class Information(Times):
 
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         def clock(s: Tensor, process: Process) -> Tensor:
-            return self._clock(process.transition(s).snr.log(), span.data_std)
+            return self._clock(process.transition(s).logsnr, span.data_std)
 
         return _from_table(u, span, clock)
 
@@ -164,10 +169,14 @@ class Adaptive(Times):
         spread: Spread = "stratified",
     ) -> None:
         super().__init__(spread)
-        if not isinstance(bins, int) or bins < 1:
+        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
             raise ValueError(f"bins={bins!r}; expected a whole number ≥ 1.")
-        if not 0 < decay < 1:
+        if not (isinstance(decay, (int, float)) and 0 < decay < 1):
             raise ValueError(f"decay={decay!r}; expected a number between 0 and 1.")
+        if base is not None and not isinstance(base, Times):
+            raise ValueError(
+                f"base={base!r}; expected another proposal, for example ornstein.LogSNR(), or None."
+            )
         _part(floor, "floor")
         self.base = Information() if base is None else base
         self.bins, self.decay, self.floor = bins, decay, floor
@@ -213,7 +222,8 @@ class Adaptive(Times):
             return
         place, factor = self.reshape(u)
         bin_ = (place * self.bins).long().clamp(max=self.bins - 1)
-        value = (size.to(self.second) / factor).square()  # in the base's measure
+        bin_, factor, size = (t.to(self.second.device) for t in (bin_, factor, size))
+        value = (size.to(self.second.dtype) / factor).square()  # in the base's measure
         good = value.isfinite()
         count = torch.zeros_like(self.seen).index_add_(0, bin_, good.to(self.seen))
         total = torch.zeros_like(self.seen).index_add_(0, bin_, torch.where(good, value, 0.0))

@@ -20,6 +20,7 @@ from torch import Tensor
 from ornstein.linalg import in_graph, lower_inverse
 
 Given = Literal["x", "state"]
+LEAST_SNR = 1e-300
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Transition:
     def snr(self) -> Tensor:
         """‖a‖² = 1/Var(x estimated from y_s): the signal-to-noise ratio about x, (...)."""
         return self.signal.square().sum(-1)
+
+    @property
+    def logsnr(self) -> Tensor:
+        """log SNR, (...); where nothing of x is left that float64 can hold, about −690."""
+        return self.snr.clamp(min=LEAST_SNR).log()
 
     def mean(self, origin: Tensor) -> Tensor:
         """E[y_s | origin]: data (B, *shape) given x, state (B, K, *shape) given the state."""

@@ -57,3 +57,13 @@ class FixedTime:
 
 
 Truncation = NoiseLevel | FixedTime
+
+
+def check_truncation(given: object) -> Truncation:
+    """What was given, if it is a truncation."""
+    if not isinstance(given, (NoiseLevel, FixedTime)):
+        raise ValueError(
+            f"truncation={given!r}; expected ornstein.NoiseLevel(standard_error) or "
+            "ornstein.FixedTime(s)."
+        )
+    return given

@@ -315,6 +315,20 @@ def test_implicit(process: Process, parametrisation: str, seed: int) -> None:
     assert abs(number) <= 3
 
 
+@pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
+def test_control_is_all_of_the_noise(process: Process, parametrisation: str, seed: int) -> None:
+    """Without it L^mdsm is L^mism, draw by draw: here the network's error is the Gaussian's."""
+    x = examples(5)
+    model = gaussian_model(process, parametrisation)
+    for times in (None, Importance()):
+        bound = elbo(model, x, draws=4, times=times, random=rows(x, seed), control=True)
+        expected = mism(model, x, draws=4, times=times, random=rows(x, seed))
+        found = bound.controlled(torch.ones_like(bound.errors))
+        size = float(bound.errors.max())
+        assert torch.allclose(found.errors, expected.errors, rtol=1e-10, atol=1e-12 * size)
+        assert torch.allclose(found.nats, expected.nats, rtol=1e-10, atol=1e-12 * size)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parametrisation", PARAMETRISATIONS)
 @pytest.mark.parametrize("name", [*SOME, "cld-overdamped", "random-5", "learned-separate-rates"])

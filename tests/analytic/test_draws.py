@@ -23,6 +23,7 @@ F64 = torch.float64
 CPU = torch.device("cpu")
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
+SALT = 0x5851F42D4C957F2D
 ALPHA = 1e-4  # of the tests of laws: a right generator fails one of them once in 10⁴ seeds
 
 
@@ -54,11 +55,16 @@ def splitmix(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def counter(n: int) -> int:
+    """Different for different n: an odd multiple of n, some of whose bits are turned over."""
+    return ((n ^ SALT) * GOLDEN) & MASK
+
+
 def reference_bits(seed: int, index: int, purpose: str, count: int) -> list[int]:
-    """A SplitMix64 stream per (seed, purpose), split per example, then counted."""
+    """SplitMix64's function of counters: of (seed, purpose), then of examples, then of numbers."""
     stream = splitmix((seed * GOLDEN + zlib.crc32(purpose.encode())) & MASK)
-    key = splitmix((stream + index * GOLDEN) & MASK)
-    return [splitmix((key + j * GOLDEN) & MASK) for j in range(1, count + 1)]
+    key = splitmix((stream + counter(index)) & MASK)
+    return [splitmix((key + counter(j)) & MASK) for j in range(count)]
 
 
 def test_the_reference() -> None:

@@ -350,9 +350,9 @@ def test_the_errors_of_the_curve_cover_the_mean_over_all_data() -> None:
     whole = torch.full((1, 1), STD)  # whose square is the mean
     away = []
     for seed in range(40):
-        x = normals(16, 2, seed)
+        x = normals(64, 2, seed)  # of few, skewed ones even the right error has long tails
         found = evaluate(
-            gaussian(), x, seed=seed, draws=128, times=LogSNR(), curve_bins=8, quiet=True
+            gaussian(), x, seed=seed, draws=64, times=LogSNR(), curve_bins=8, quiet=True
         )
         truth = curve_truth(found.curve.logsnr, whole)
         away.append((found.curve.bits.numpy() - truth) / found.curve.errors.numpy())

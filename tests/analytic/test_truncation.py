@@ -59,7 +59,7 @@ def test_time_of_noise(name: str) -> None:
             process.time_of_noise(target)
 
 
-@pytest.mark.parametrize("name", ["vpsde", "cld-underdamped", "rate-cosine", "linear-sde"])
+@pytest.mark.parametrize("name", ["vpsde", "malda", "cld-underdamped", "rate-cosine"])
 def test_every_noise_level_there_is(name: str) -> None:
     """All that a process passes through, right up to the horizon, and where its noise hardly grows.
 

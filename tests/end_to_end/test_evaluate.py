@@ -527,8 +527,10 @@ def test_data_that_is_augmented_between_runs_is_refused(tmp_path: Path) -> None:
         def __iter__(self) -> Iterator[Tensor]:
             yield torch.randint(LEVELS, (8, DIMS), generator=self.generator)
 
-    quiet(build(), Noisy(), folder=tmp_path)
-    says(message(lambda: quiet(build(), Noisy(), folder=tmp_path)), "not what it was", "random")
+    says(message(lambda: quiet(build(), Noisy())), "not what it was", "random")  # the pilot saw it
+    quiet(build(), Noisy(), folder=tmp_path, times=Information())
+    text = message(lambda: quiet(build(), Noisy(), folder=tmp_path, times=Information()))
+    says(text, "not what it was", "random")
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "other"])
