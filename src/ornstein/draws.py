@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 Spread = Literal["independent", "stratified", "antithetic"]
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 SPREADS = ("independent", "stratified", "antithetic")
 
 _STEP = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio, odd
@@ -115,6 +116,11 @@ class Counted(Draws):
     def __init__(self, seed: int, index: Tensor, round: int = 0) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed={seed!r}; expected a whole number.")
+        if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in WHOLE:
+            raise ValueError(
+                f"index={index!r}; expected the examples' numbers, a tensor (size,) of whole "
+                "numbers, such as torch.arange(size)."
+            )
         self.size, self.device = index.shape[0], index.device
         self.seed, self.round, self.index = seed, round, index.to(torch.int64)
 

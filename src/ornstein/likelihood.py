@@ -146,9 +146,11 @@ class Pixels:
             return
         low, high = (int(v) for v in x.to(torch.int64).aminmax())
         if low < 0 or high >= self.levels:
+            fix = f"Set levels={max(high + 1, 2)}, or quantise the data."
             raise ValueError(
                 f"the data has pixels from {low} to {high}; expected 0 … {self.levels - 1} for "
-                f"{self.levels} levels. Set levels={max(high + 1, 2)}, or quantise the data."
+                f"{self.levels} levels. "
+                + (fix if low >= 0 else "Shift them to begin at 0, or read them as unsigned.")
             )
 
 
@@ -177,7 +179,8 @@ class Discrete(OfPixels):
         self._tables: dict[tuple[float, torch.device], Tensor] = {}
 
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return self.pixels.at((x.to(_exact(x)) + 0.5) / self.pixels.levels).to(dtype)
+        exact = torch.promote_types(_exact(x), dtype)
+        return self.pixels.at((x.to(exact) + 0.5) / self.pixels.levels).to(dtype)
 
     def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
@@ -208,7 +211,7 @@ class Discrete(OfPixels):
         width = levels - 1 if in_graph() else self._reach(centres, sigma.item())
         eps, density = (v.to(sigma.device) for v in _NORMAL)
         offsets = torch.arange(-width, width + 1, device=sigma.device)
-        rows, step = [], max(1, 2**23 // (len(offsets) * QUADRATURE))
+        rows, step = [], max(1, 2**18 // (len(offsets) * QUADRATURE))
         for first in range(0, levels, step):
             k = torch.arange(first, min(first + step, levels), device=sigma.device)
             other = k.unsqueeze(-1) + offsets
@@ -330,6 +333,11 @@ def _check_tensor(x: Any) -> None:
         raise ValueError(
             f"the data has shape {tuple(x.shape)}; expected (batch, *data), with at least one axis "
             "after the batch. Add one with x.unsqueeze(-1) or x.unsqueeze(0)."
+        )
+    if math.prod(x.shape[1:]) == 0:
+        raise ValueError(
+            f"the data has shape {tuple(x.shape)}, examples without coordinates; expected at least "
+            "one number in each."
         )
 
 

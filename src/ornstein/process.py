@@ -25,7 +25,7 @@ from ornstein.transition import LEAST_SNR, Given, Transition
 
 TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
 EARLIEST = math.log(1e-12)  # of the times, as parts of the horizon, at which noise is looked for
-NEWTON_STEPS = 5
+NEWTON_STEPS, MOST_STEPS = 6, 60  # in a graph, and in eager mode, where it ends earlier
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
@@ -162,7 +162,7 @@ class Process(Float64Module, ABC):
             low, high = grid[above - 1].log(), grid[above].log()
             first, last = ladder[above - 1], ladder[above]
             at = low + (high - low) * (first - known) / (first - last)
-            for _ in range(NEWTON_STEPS):  # within the bracket, log SNR is nearly linear in log s
+            for _ in range(MOST_STEPS if eager else NEWTON_STEPS):  # nearly linear in log s
                 value, slope = self._log_snr(solution, at.exp())
                 low, high = (
                     torch.where(value > known, at, low),
@@ -171,6 +171,10 @@ class Process(Float64Module, ABC):
                 step = at - (value - known) / slope
                 within = (step >= low) & (step <= high)
                 at = torch.where(within, step, (low + high) / 2)
+                if eager and bool(
+                    (((value - known).abs() <= 1e-13 * (1 + known.abs())) | ~inside).all()
+                ):
+                    break
             times = at.exp().clamp(max=self.horizon)
         if torch.is_grad_enabled() and (self.learned or wanted.requires_grad):
             # one more step of Newton's, of size zero, carries the implicit gradient

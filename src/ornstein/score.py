@@ -96,25 +96,27 @@ class GaussianAnswer:
 
     p: Tensor
     q: Tensor
-    sigma: Tensor  # (B, 1, …)
+    gain: Tensor  # σ/(ς²+σ²)
+    unit: Tensor  # 1/√(ς²+σ²)
     mean: Tensor
     std: Tensor
 
     @staticmethod
     def of(moments: Moments, sigma: Tensor, like: Tensor) -> GaussianAnswer:
         """At standard errors sigma: (B,), for data like this."""
-        width = over(sigma.clamp(max=LARGEST), like, torch.float64)
-        ratio = (moments.std / width) ** 2
-        p, q = ratio / (1 + ratio), 1 / (1 + ratio)
-        return GaussianAnswer(*(t.to(like.dtype) for t in (p, q, width, moments.mean, moments.std)))
+        width, std = over(sigma.clamp(max=LARGEST), like, torch.float64), moments.std
+        unit = torch.hypot(width, std).reciprocal()
+        p, q = (std * unit) ** 2, (width * unit) ** 2
+        parts = (p, q, width * unit * unit, unit, moments.mean, std)
+        return GaussianAnswer(*(t.to(like.dtype) for t in parts))
 
     def noise(self, x_noisy: Tensor) -> Tensor:
         """g = E[ε_∥ | x̃] = σ(x̃ − m)/(ς²+σ²)."""
-        return self.q * ((x_noisy - self.mean) / self.sigma)
+        return self.gain * (x_noisy - self.mean)
 
     def error(self, x: Tensor, noise: Tensor) -> Tensor:
         """ε_∥ − g at x̃ = x + σ ε_∥, without cancellation."""
-        return self.p * noise - self.q * ((x - self.mean) / self.sigma)
+        return self.p * noise - self.gain * (x - self.mean)
 
     def square(self, x: Tensor) -> Tensor:
         """E(ε_∥ − g)² over the noise."""
@@ -130,7 +132,7 @@ class GaussianAnswer:
 
     def normalised(self, x_noisy: Tensor) -> Tensor:
         """(x̃ − m)/√(ς²+σ²)."""
-        return self.q.sqrt() * ((x_noisy - self.mean) / self.sigma)
+        return self.unit * (x_noisy - self.mean)
 
     @property
     def scale(self) -> Tensor:
@@ -193,7 +195,7 @@ class ScoreModel(nn.Module):
                 f"process was given as {type(process).__name__}; expected a process, for example "
                 "ornstein.cld()."
             )
-        if not callable(network):
+        if not callable(network) or isinstance(network, type):
             raise ValueError(
                 f"network was given as {type(network).__name__}; expected a module that maps "
                 "(x, logsnr) to a tensor like x."
@@ -399,7 +401,12 @@ class ScoreModel(nn.Module):
     def _expanded(self, value: Tensor | float, like: Tensor) -> Tensor:
         """One number for each example, float64: (B,)."""
         numbers = torch.as_tensor(value, dtype=torch.float64, device=self.process.device)
-        return numbers.expand(len(like)) if numbers.dim() == 0 else numbers
+        if numbers.dim() > 1 or (numbers.dim() == 1 and len(numbers) not in (1, len(like))):
+            raise ValueError(
+                f"{tuple(numbers.shape)} numbers were given for a batch of {len(like)}; expected "
+                "one time (or log SNR) for each example, or a single one."
+            )
+        return numbers.expand(len(like))
 
     def _copy(self) -> ScoreModel:
         """Another model of the same parts."""

@@ -20,7 +20,7 @@ be unbiased.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ class Span:
     data_std: float = 1.0
 
 
-class Times(nn.Module):
+class Times(nn.Module, ABC):
     """A proposal for times, and how the draws of a batch are spread over it."""
 
     #: whether it can be drawn in log SNR directly, without a time
@@ -241,15 +241,18 @@ def _from_table(
     u: Tensor, span: Span, clock: Callable[[Tensor, Process], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Times even in a rising function of s that is known at nodes."""
-    process, n = span.process, NODES
+    process = span.process
     with torch.no_grad():
         start = span.start.detach().reshape(1)
-        first, width = start.log(), (math.log(process.horizon) - start.log()) / n
-        logs = first + width * torch.arange(n + 1, device=u.device)
-        inner = logs[1:-1].exp()
-        nodes = torch.cat([start, inner, torch.full_like(start, process.horizon)])
+        even = torch.linspace(0, 1, NODES // 2 + 1, dtype=torch.float64, device=u.device)[1:-1]
+        length = math.log(process.horizon) - start.log()
+        inner = torch.cat([start * (length * even).exp(), start + (process.horizon - start) * even])
+        last = torch.full_like(start, process.horizon)
+        nodes = torch.cat([start, inner.sort().values, last])  # even in log s, and even in s
+        logs = nodes.log()
         cell, part, mass = _cells(u, clock(nodes, process).diff())
-        s = torch.minimum((logs[cell] + part * width).exp(), nodes[-1]).maximum(start)
+        width = logs[cell + 1] - logs[cell]
+        s = torch.minimum((logs[cell] + part * width).exp(), last).maximum(start)
         return s, s * width / mass
 
 
@@ -260,7 +263,7 @@ def _cells(u: Tensor, rise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rise = rise.clamp(min=1e-6 * rise.sum() / rise.shape[0])
     edges = torch.cat([rise.new_zeros(1), rise.cumsum(0)]) / rise.sum()
-    cell = (u.unsqueeze(-1) >= edges[1:-1]).sum(-1)
+    cell = (torch.searchsorted(edges, u, right=True) - 1).clamp(0, rise.shape[0] - 1)
     mass = edges[cell + 1] - edges[cell]
     return cell, ((u - edges[cell]) / mass).clamp(0.0, 1.0), mass
 
