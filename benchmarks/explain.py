@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ornstein
+from ornstein import viz
 from ornstein.provenance import provenance
 
 BIN = 2 / 256
@@ -202,12 +203,29 @@ def four_levels(draws: int) -> dict[str, Any]:
     return record
 
 
+def picture(path: Path) -> None:
+    """Where two networks lose their bits on the four levels."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.multinomial(LAW, 200 * 64, replacement=True, generator=generator).reshape(200, 64)
+    found = {}
+    names = {"knows the levels": OfLevels(), "knows them dequantised": OfDequantised()}
+    for name, network in names.items():
+        model = ornstein.ScoreModel(
+            network, ornstein.vpsde(), ornstein.Discrete(4), precondition=False
+        )
+        found[name] = ornstein.evaluate(model, x, draws=64, batch_size=8192, quiet=True)
+    viz.save(viz.bits(found), path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path)
     parser.add_argument("--quick", action="store_true", help="few draws, to try it out")
     args = parser.parse_args()
     torch.set_default_dtype(F64)
+    if args.picture:
+        picture(args.picture)
     part = 50 if args.quick else 1
     record = {
         "bins": bins(),

@@ -76,3 +76,36 @@ def test_a_condition_beyond_float64_is_drawn(tmp_path: Path) -> None:
 def test_processes_of_one_name_are_told_apart() -> None:
     pair = [ornstein.diagnose(ornstein.cld(mass=mass)) for mass in (0.25, 1.0)]
     assert labels(panel(viz.overview(pair), "Distance")) == ["cld (1)", "cld (2)"]
+
+
+# ---------------------------------------------------------------- evaluations
+
+
+def evaluated(count: int, draws: int) -> ornstein.Evaluation:
+    """Gaussian data and its own answer."""
+
+    class Zero(torch.nn.Module):
+        def forward(self, x: torch.Tensor, logsnr: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x)
+
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    model = ornstein.ScoreModel(Zero(), ornstein.cld(), ornstein.Continuous())
+    return ornstein.evaluate(model, x, draws=draws, quiet=True)
+
+
+@pytest.mark.parametrize("count, draws", [(32, 8), (1, 1)])
+def test_bits_show_the_curve_and_the_parts(count: int, draws: int, tmp_path: Path) -> None:
+    """The area under the curve is the diffusion; also where errors are not known."""
+    result = evaluated(count, draws)
+    figure = viz.bits({"zero": result, "again": result})
+    (line, _) = panel(figure, "Denoising error").lines
+    width = float(result.curve.logsnr.diff()[0])
+    assert float(np.sum(line.get_ydata()) * width) == pytest.approx(result.diffusion, rel=1e-6)
+    words = [text.get_text() for text in panel(figure, "Parts").texts]
+    assert any(f"zero:  {result.bits_per_dim:.3f}" in text for text in words)
+    assert viz.save(figure, tmp_path / "bits.png").stat().st_size > 10_000
+
+
+def test_no_evaluation_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="expected one or more"):
+        viz.bits({})
