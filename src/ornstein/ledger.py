@@ -68,8 +68,8 @@ class Ledger:
         self.dims = 0
         self.parts: list[dict[str, np.ndarray]] = []  # of this process
         self.unsaved: list[dict[str, np.ndarray]] = []
-        self.marks: dict[int, int] = {}
-        self.done: set[tuple[int, int]] = set()
+        self.marks = np.full(0, -1, dtype=np.int64)  # by example; −1 where it was not seen yet
+        self.done: dict[int, np.ndarray] = {}  # by pass: whether each example is done
         if self.folder is not None:
             self._open(settings)
 
@@ -98,35 +98,43 @@ class Ledger:
     def _load(self, file: Path) -> None:
         with _reading(file, "rows of an evaluation"), np.load(file) as archive:
             part = {key: archive[key] for key in (*ONE, *MANY, "dims")}
-        keys = zip(part["number"].tolist(), part["index"].tolist(), strict=True)
-        fresh = np.array([key not in self.done for key in keys], dtype=bool)
         self.dims = int(part.pop("dims"))
-        part = {key: value[fresh] for key, value in part.items()}
-        self._note(part)
-        if self.first_process:  # the others need to know only what is done
-            self.parts.append(part)
+        for number in np.unique(part["number"]).tolist():
+            rows = np.flatnonzero(part["number"] == number)
+            rows = rows[~self._done(number, part["index"][rows])]  # a row may be in two files
+            fresh = {key: value[rows] for key, value in part.items()}
+            self._note(number, fresh)
+            if self.first_process:  # the others need to know only what is done
+                self.parts.append(fresh)
 
-    def _note(self, part: dict[str, np.ndarray]) -> None:
-        numbers, index, marks = (part[key].tolist() for key in ONE[:3])
-        self.done.update(zip(numbers, index, strict=True))
-        self.marks.update(zip(index, marks, strict=True))
+    def _done(self, number: int, index: np.ndarray) -> np.ndarray:
+        """Whether these examples are done in this pass."""
+        size = int(index.max(initial=-1)) + 1
+        self.done[number] = _grown(self.done.get(number, np.zeros(0, dtype=bool)), size, False)
+        return self.done[number][index]
+
+    def _note(self, number: int, part: dict[str, np.ndarray]) -> None:
+        index = part["index"]
+        self._done(number, index)
+        self.done[number][index] = True
+        self.marks = _grown(self.marks, len(self.done[number]), -1)
+        self.marks[index] = part["mark"]
 
     def left(self, number: int, first: int, marks: np.ndarray, keep: bool = False) -> Tensor:
         """Which examples of a batch are still to do in this pass; their data must not change."""
-        left = []
-        for offset, mark in enumerate(marks.tolist()):
-            index = first + offset
-            if self.marks.get(index, mark) != mark:
-                raise ValueError(
-                    f"example {index} is not what it was before; expected the same examples in the "
-                    "same order in every pass. Turn off shuffling and random augmentation in the "
-                    "loader, or use another folder for other data."
-                )
-            if keep:
-                self.marks[index] = mark
-            if (number, index) not in self.done:
-                left.append(offset)
-        return torch.tensor(left, dtype=torch.long)
+        index = np.arange(first, first + len(marks))
+        self.marks = _grown(self.marks, first + len(marks), -1)
+        known = self.marks[index]
+        other = index[(known >= 0) & (known != marks)]
+        if len(other):
+            raise ValueError(
+                f"example {other[0]} is not what it was before; expected the same examples in the "
+                "same order in every pass. Turn off shuffling and random augmentation in the "
+                "loader, or use another folder for other data."
+            )
+        if keep:
+            self.marks[index] = marks
+        return torch.from_numpy(np.flatnonzero(~self._done(number, index)))
 
     @contextlib.contextmanager
     def flushed(self, device: torch.device) -> Iterator[None]:
@@ -157,7 +165,7 @@ class Ledger:
             )
         part["mark"] = marks
         self.dims = bound.dims
-        self._note(part)
+        self._note(number, part)
         self.parts.append(part)
         self.unsaved.append(part)
         if self.folder is not None and time.monotonic() - self.saved_at > self.every:
@@ -176,6 +184,7 @@ class Ledger:
     @property
     def rows(self) -> Rows:
         part = _joined(self.parts) if self.parts else {}
+        self.parts = [part] if part else []  # so that it is not joined again
         return Rows(**part, dims=self.dims) if part else _empty()
 
     def pilot(self) -> dict[str, Tensor] | None:
@@ -218,6 +227,14 @@ def _read_settings(path: Path) -> dict[str, Any]:
         if not isinstance(settings, dict):
             raise ValueError("not an object")
     return settings
+
+
+def _grown(array: np.ndarray, size: int, fill: int) -> np.ndarray:
+    """At least this long."""
+    if size <= len(array):
+        return array
+    more = np.full(max(size, 2 * len(array)) - len(array), fill, dtype=array.dtype)
+    return np.concatenate([array, more])
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
