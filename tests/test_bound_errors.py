@@ -37,6 +37,7 @@ from ornstein import (
     score_matching,
 )
 from ornstein.times import Information
+from tests.test_errors import message, says
 
 NAN = float("nan")
 BYTES = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
@@ -60,20 +61,6 @@ def model(
     **options: Any,
 ) -> ScoreModel:
     return ScoreModel(Returns(function), ornstein.cld() if process is None else process, **options)
-
-
-def message(function: Callable[[], Any]) -> str:
-    """What the ValueError says."""
-    with pytest.raises(ValueError) as caught:
-        function()
-    return str(caught.value)
-
-
-def says(text: str, *words: str) -> None:
-    """All the words are there, and what is expected is among them."""
-    assert "xpected" in text, text
-    for word in words:
-        assert word in text, f"{word!r} is not in: {text}"
 
 
 LOSSES: list[Callable[..., Any]] = [elbo, mism, score_matching, noise_prediction]
