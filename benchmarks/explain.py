@@ -1,6 +1,6 @@
 """The figures of docs/bits-per-dim.md, on data whose truth is known, as JSON.
 
-    python -m benchmarks.explain [--out results.json] [--picture docs/images/bits.png]
+python -m benchmarks.explain [--out results.json] [--picture docs/images/bits.png]
 """
 
 from __future__ import annotations

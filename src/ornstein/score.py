@@ -211,9 +211,7 @@ class ScoreModel(nn.Module):
         self.moments = Moments(data_mean, data_std)
         self._truncation = self._checked(truncation)
         self._renew()
-        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            lambda model, _: model._renew()
-        )
+        self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
         self.features = self._as_features(features)
         self.precondition = precondition
 
@@ -454,6 +452,11 @@ class ScoreModel(nn.Module):
             f"{self.parametrisation!r}, likelihood={self.likelihood!r}, "
             f"truncation={self.truncation!r}"
         )
+
+
+def _loaded(model: ScoreModel, _: object) -> None:
+    """After a state dict was loaded into the model."""
+    model._renew()
 
 
 # ---------------------------------------------------------------- (B,) and (B, K) over the data

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -363,6 +364,17 @@ def test_the_errors_of_the_curve_cover_the_mean_over_all_data() -> None:
 def test_a_bin_that_was_never_seen_has_no_error_of_zero() -> None:
     found = evaluate(gaussian(), normals(8, 2), draws=1, times=LogSNR(), curve_bins=40, quiet=True)
     assert not bool((found.curve.errors == 0).any())
+
+
+def test_many_passes_over_few_examples_have_an_honest_error() -> None:
+    """Places of further passes go between those before, so that neighbours see all that is left."""
+    x, found = normals(8, 32), []
+    options: dict[str, Any] = {"draws": 1, "target_error": 1e-9, "max_draws": 24, "quiet": True}
+    for seed in range(40):
+        found.append(evaluate(gaussian(), x, seed=seed, times=LogSNR(), **options))
+    real = np.std([result.bits_per_dim for result in found])
+    claimed = np.sqrt(np.mean([result.draw_error**2 for result in found]))
+    assert 0.6 <= real / claimed <= 1.35  # 40 seeds know it to 11 %
 
 
 def test_one_draw_has_no_error_of_draws() -> None:

@@ -593,8 +593,16 @@ def one_of_two(rank: int, folder: Path) -> None:
     calls = network.calls
     with contextlib.suppress(KeyboardInterrupt):  # both, in the third call after the proposal
         quiet(build(Bent(stop_at=5)), batches, draws=2, folder=folder / "by two")
+    said = {}
+    share = x[rank * COUNT // 2 : (rank + 1) * COUNT // 2]
+    failing = Bent(stop_at=3 if rank == 1 else 0)
+    for name, model, data in [("share", build(), share), ("failing", build(failing), x)]:
+        try:
+            quiet(model, data, draws=2, batch_size=8, times=Information())
+        except (ValueError, RuntimeError, KeyboardInterrupt) as error:
+            said[name] = f"{type(error).__name__}: {error}"
     record = {name: as_numbers(value) for name, value in found.items()}
-    text = json.dumps({"found": record, "calls": calls})
+    text = json.dumps({"found": record, "calls": calls, "said": said})
     (folder / f"rank-{rank}.json").write_text(text, encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -640,6 +648,19 @@ def of_both(two: Two, way: str, rank: int) -> tuple[dict[str, Any], dict[str, An
 def test_two_processes_find_what_one_does(two: Two, way: str, rank: int) -> None:
     found, alone = of_both(two, way, rank)
     assert {**found, "curve": None} == {**alone, "curve": None}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_share_of_the_data_is_refused(two: Two, rank: int) -> None:
+    """Nothing is silently left out or doubled."""
+    text = two[1][rank]["said"]["share"]
+    assert text.startswith("ValueError")
+    says(text, "different data", "same loader", "DistributedSampler")
+
+
+def test_one_that_fails_does_not_leave_the_other_waiting(two: Two) -> None:
+    assert two[1][1]["said"]["failing"].startswith("KeyboardInterrupt")
+    assert "another process" in two[1][0]["said"]["failing"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
