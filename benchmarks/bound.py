@@ -34,9 +34,9 @@ from torch import Tensor, nn
 import ornstein
 from benchmarks.small_unet import SmallUNet
 from ornstein.likelihood import bits_per_dim
-from ornstein.objectives import joint_error, mix, root_entropy, total
 from ornstein.provenance import provenance
 from ornstein.score import View
+from ornstein.terms import joint_error, mix, natural_times, root_entropy, total
 
 PROCESSES = {
     "vpsde": ornstein.vpsde,
@@ -206,7 +206,7 @@ def elbo_of(model: ornstein.ScoreModel, **options: Any) -> Any:
 
 def fitted(model: ornstein.ScoreModel, pixels: Tensor, **options: Any) -> ornstein.Adaptive:
     """The proposal that `evaluate` fits."""
-    times = ornstein.Adaptive(ornstein.objectives.natural_times(model), bins=32)
+    times = ornstein.Adaptive(natural_times(model), bins=32)
     times = times.to(pixels.device).train()
     with torch.no_grad():
         for part in pixels.split(32):

@@ -32,6 +32,7 @@ ROOMS = [
     "likelihood",
     "truncation",
     "score",
+    "terms",
     "objectives",
     "networks",
     "ledger",

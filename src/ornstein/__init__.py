@@ -5,7 +5,7 @@ from ornstein.diffusion import Diffusion, LinearSDE
 from ornstein.draws import Counted, Draws, Generated
 from ornstein.evaluation import Curve, Evaluation, evaluate
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
-from ornstein.objectives import Bound, elbo, mism, noise_prediction, score_matching
+from ornstein.objectives import elbo, mism, noise_prediction, score_matching
 from ornstein.process import Process
 from ornstein.processes import (
     PRESETS,
@@ -28,6 +28,7 @@ from ornstein.schedules import (
     Schedule,
 )
 from ornstein.score import ScoreModel
+from ornstein.terms import Bound
 from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uniform
 from ornstein.transition import Transition
 from ornstein.truncation import FixedTime, NoiseLevel

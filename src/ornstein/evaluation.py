@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from ornstein.draws import Counted
 from ornstein.ledger import Ledger, Rows, agree, gathered, processes, write_text
 from ornstein.likelihood import Likelihood
-from ornstein.objectives import Bound, elbo, natural_times
+from ornstein.objectives import elbo
 from ornstein.process import Process
 from ornstein.provenance import provenance
 from ornstein.score import ScoreModel
+from ornstein.terms import Bound, natural_times
 from ornstein.times import Adaptive, Span, Times
 from ornstein.transition import Given
 from ornstein.truncation import NoiseLevel, Truncation, check_truncation
@@ -326,7 +327,7 @@ class _Heard(Times):
 
     def __init__(self, base: Times) -> None:
         super().__init__(base.spread)
-        self.base, self.in_logsnr = base, base.in_logsnr
+        self.base = base
         self.places: list[Tensor] = []
 
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
@@ -334,7 +335,7 @@ class _Heard(Times):
 
     def place_logsnr(
         self, u: Tensor, low: Tensor, high: Tensor, data_std: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | None:
         return self.base.place_logsnr(u, low, high, data_std)
 
     def observe(self, u: Tensor, size: Tensor) -> None:

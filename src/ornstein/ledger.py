@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ornstein.objectives import Bound
+from ornstein.terms import Bound
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,6 @@ class Span:
 class Times(nn.Module, ABC):
     """A proposal for times, and how the draws of a batch are spread over it."""
 
-    #: whether it can be drawn in log SNR directly, without a time
-    in_logsnr = False
-
     def __init__(self, spread: Spread = "stratified") -> None:
         super().__init__()
         if spread not in SPREADS:
@@ -60,9 +57,12 @@ class Times(nn.Module, ABC):
 
     def place_logsnr(
         self, u: Tensor, low: Tensor, high: Tensor, data_std: float
-    ) -> tuple[Tensor, Tensor]:
-        """log SNR between its ends, and 1/density there: (B,) from u: (B,)."""
-        raise NotImplementedError(f"{type(self).__name__} is drawn in s")
+    ) -> tuple[Tensor, Tensor] | None:
+        """log SNR between its ends, and 1/density there: (B,) from u: (B,).
+
+        None for proposals that only know times.
+        """
+        return None
 
     def observe(self, u: Tensor, size: Tensor) -> None:
         """Hear about the weighted loss at places u: both (B,)."""
@@ -103,8 +103,6 @@ class Importance(Times):
 class LogSNR(Times):
     """Even in log SNR."""
 
-    in_logsnr = True
-
     def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
         return _from_table(u, span, lambda s, process: -process.transition(s).logsnr)
 
@@ -116,8 +114,6 @@ class LogSNR(Times):
 
 class Information(Times):
     """∝ the rate at which y_s forgets Gaussian data of the model's data_std; a part even in λ."""
-
-    in_logsnr = True
 
     def __init__(self, floor: float = 0.1, spread: Spread = "stratified") -> None:
         super().__init__(spread)
@@ -183,10 +179,6 @@ class Adaptive(Times):
         self.register_buffer("second", torch.zeros(bins, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(bins, dtype=torch.float64))
 
-    @property
-    def in_logsnr(self) -> bool:  # type: ignore[override]
-        return self.base.in_logsnr
-
     def density(self) -> Tensor:
         """The density over places of the base, per bin: (bins,), of mean one."""
         known = self.seen > 0
@@ -204,10 +196,10 @@ class Adaptive(Times):
 
     def place_logsnr(
         self, u: Tensor, low: Tensor, high: Tensor, data_std: float
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | None:
         place, factor = self.reshape(u)
-        logsnr, weight = self.base.place_logsnr(place, low, high, data_std)
-        return logsnr, weight * factor
+        found = self.base.place_logsnr(place, low, high, data_std)
+        return None if found is None else (found[0], found[1] * factor)
 
     def reshape(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Places of the base from even ones, and 1/density there: (B,) each."""
