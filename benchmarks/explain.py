@@ -52,21 +52,46 @@ def tweedie_gap() -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name in ("vpsde", "psld", "malda", "cld", "alda"):
         process = ornstein.PRESETS[name]()
-        time = process.time_of_noise(BIN / 6)
-        kernel = process.transition(time, given="state")
-        root = torch.linalg.solve(kernel.propagator, kernel.cholesky)
-        V = root @ root.T
-        start = process.auxiliary.factor().square().sum(-1)
-        start[0] = 0.25
-        rho = torch.linalg.eigvals(V / start[:, None]).real
-        gap = (rho.log1p() - rho / (1 + rho)).sum() / 2
+        V, gap = gap_at(process, BIN / 6)
         rows[name] = {
-            "time": float(time),
+            "time": float(process.time_of_noise(BIN / 6)),
             "width": V.diagonal().sqrt()[1:].tolist(),
-            "v0": start[1:].sqrt().tolist(),
-            "gap": bits(gap),
+            "v0": process.auxiliary.factor().square().sum(-1)[1:].sqrt().tolist(),
+            "gap": gap,
         }
     return rows
+
+
+def gap_at(process: ornstein.Process, noise: float) -> tuple[Tensor, float]:
+    """The decoder's covariance at a noise level, and its gap in bits per coordinate."""
+    kernel = process.transition(process.time_of_noise(noise), given="state")
+    root = torch.linalg.solve(kernel.propagator, kernel.cholesky)
+    V = root @ root.T
+    start = process.auxiliary.factor().square().sum(-1)
+    start[0] = 0.25
+    rho = torch.linalg.eigvals(V / start[:, None]).real
+    return V, bits((rho.log1p() - rho / (1 + rho)).sum() / 2)
+
+
+def alda_tight() -> float:
+    """The noise level below which that gap is less than 0.01 bits/dim for ALDA."""
+    low, high = 1e-12, BIN / 6
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gap_at(ornstein.alda(), middle)[1] < 0.01 else (low, middle)
+    return low
+
+
+def peaked() -> float:
+    """What the decoder loses at half a bin by taking four levels for equally likely, in bits."""
+    law = torch.tensor([0.97, 0.01, 0.01, 0.01], dtype=F64)
+    centres = ornstein.Discrete(4).pixels.centres()
+    sigma = 0.25  # of bins of width ½
+    x = torch.linspace(-4, 4, 80_001, dtype=F64)[:, None]
+    density = law * torch.exp(-((x - centres) ** 2) / (2 * sigma**2)) / math.sqrt(2 * math.pi)
+    logs = -((x - centres) ** 2) / (2 * sigma**2)
+    more = (logs + law.log()).log_softmax(-1) - logs.log_softmax(-1)
+    return bits((density / sigma * more).sum() * 1e-4)
 
 
 def truncation() -> dict[str, Any]:
@@ -230,6 +255,8 @@ def main() -> None:
     record = {
         "bins": bins(),
         "tweedie gap": tweedie_gap(),
+        "alda tight below": alda_tight(),
+        "peaked": peaked(),
         "truncation": truncation(),
         "one draw": one_draw(400_000 // part),
         "rounded": rounded(2000 // part),

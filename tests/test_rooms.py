@@ -35,6 +35,8 @@ ROOMS = [
     "terms",
     "objectives",
     "networks",
+    "pilot",
+    "examples",
     "ledger",
     "evaluation",
     "ornstein",

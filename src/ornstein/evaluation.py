@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ornstein import pilot
 from ornstein.draws import Counted
+from ornstein.examples import Source, as_bytes, marks_of
 from ornstein.ledger import Ledger, Rows, agree, gathered, processes, write_text
 from ornstein.likelihood import Likelihood
 from ornstein.objectives import elbo
@@ -39,15 +41,10 @@ from ornstein.process import Process
 from ornstein.provenance import provenance
 from ornstein.score import ScoreModel
 from ornstein.terms import Bound, natural_times
-from ornstein.times import Adaptive, Span, Times
+from ornstein.times import Times
 from ornstein.transition import Given
-from ornstein.truncation import NoiseLevel, Truncation, check_truncation
+from ornstein.truncation import Truncation, check_truncation, ends
 
-PILOT_EXAMPLES = 256
-PILOT_DRAWS = 8
-PILOT_BINS = 32
-PILOT_GROUPS = 24
-CAUTION = 0.02
 FORMAT = 1  # of the files that an evaluation leaves behind
 
 
@@ -158,7 +155,7 @@ def evaluate(
     generator = torch.random.get_rng_state()  # a loader may draw from it
     model.eval()
     try:
-        source = _Source(data, limit)
+        source = Source(data, limit)
         work = _Work(model, given, likelihood, truncation, seed, draws, batch_size)
         settings = work.settings(source, times)
         store = Ledger(folder, settings, save_every)
@@ -205,34 +202,44 @@ class _Work:
     draws: int
     batch_size: int
     times: Times | None = None
-    control: _Control | None = None
+    control: pilot.Control | None = None
 
-    def bound(self, x: Tensor, index: Tensor, number: int, draws: int) -> Bound:
-        found = elbo(
+    def bound(self, x: Tensor, index: Tensor, number: int) -> Bound:
+        """Of these examples in this pass."""
+        with_control = self.control is not None
+        found = self._elbo(x, index, number, self.draws, self.times, with_control)
+        return found if self.control is None else found.controlled(self.control(found.logsnr))
+
+    def look(self, x: Tensor, index: Tensor, times: Times) -> Bound:
+        """For the pilot, before the first pass."""
+        return self._elbo(x, index, -1, pilot.DRAWS, times, True)
+
+    def _elbo(
+        self,
+        x: Tensor,
+        index: Tensor,
+        number: int,
+        draws: int,
+        times: Times | None,
+        control: bool,
+    ) -> Bound:
+        where = self.model.process.device
+        return elbo(
             self.model,
-            x,
+            x.to(where),
             draws=draws,
-            times=self.times,
+            times=times,
             given=self.given,
             likelihood=self.likelihood,
             truncation=self.truncation,
-            random=Counted(self.seed, index, number),
-            control=number < 0 or self.control is not None,
+            random=Counted(self.seed, index.to(where), number),
+            control=control,
         )
-        return found if self.control is None else found.controlled(self.control(found.logsnr))
 
     @property
     def name(self) -> str:
         """Of the bound."""
         return self.likelihood.name + (" given the state" if self.given == "state" else "")
-
-    def ends(self) -> tuple[float, float]:
-        """log SNR at the horizon and at the truncation."""
-        process = self.model.process
-        low = float(process.transition(process.horizon).logsnr)
-        if isinstance(self.truncation, NoiseLevel):
-            return low, -2 * math.log(self.truncation.standard_error)
-        return low, float(process.transition(self.truncation.time(process)).logsnr)
 
     def entropies(self, logsnr: np.ndarray) -> np.ndarray | float:
         """Given the state: bits/dim by which entropies change the error in each bin."""
@@ -246,7 +253,7 @@ class _Work:
         less = process.transition(times, given="state").logdet - process.transition(times).logdet
         return -less.diff().cpu().numpy() / 2 / math.log(2)
 
-    def settings(self, source: _Source, times: Times | None) -> dict[str, Any]:
+    def settings(self, source: Source, times: Times | None) -> dict[str, Any]:
         """What must not change when an evaluation goes on."""
         return {
             "format": FORMAT,
@@ -267,7 +274,7 @@ class _Work:
         }
 
 
-def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> int:
+def _one_pass(work: _Work, source: Source, store: Ledger, number: int) -> int:
     """Do what is left of one pass; the number of examples."""
     where, size = work.model.process.device, max(1, work.batch_size // work.draws)
     rank, world = processes()
@@ -278,15 +285,14 @@ def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> int:
             mine = batch_number % world == rank
             if not mine and number > 0:
                 continue
-            marks = _marks(batch)
+            marks = marks_of(batch)
             left = store.left(number, first, marks)
             seen = zlib.crc32(marks.tobytes(), seen)  # everybody must see the same data
             if not mine:
                 continue
             for chunk in left.split(size) if len(left) else ():
-                index = (first + chunk).to(where)
-                bound = work.bound(batch[chunk].to(where), index, number, work.draws)
-                store.add(number, index, marks[chunk.numpy()], bound)
+                bound = work.bound(batch[chunk], first + chunk, number)
+                store.add(number, first + chunk, marks[chunk.numpy()], bound)
     if number == 0 and not agree([count, seen], where):
         raise ValueError(
             "the processes were given different data; expected the same loader in each of them, "
@@ -295,98 +301,19 @@ def _one_pass(work: _Work, source: _Source, store: Ledger, number: int) -> int:
     return count
 
 
-def _proposal(work: _Work, source: _Source, times: Times | None, store: Ledger) -> Times:
+def _proposal(work: _Work, source: Source, times: Times | None, store: Ledger) -> Times:
     """The given one, held fixed, or one fitted to the first examples."""
     if times is not None:
         return copy.deepcopy(times).eval()
     base, where = natural_times(work.model, work.given), work.model.process.device
-    fitted = Adaptive(base, bins=PILOT_BINS).to(where)
-    known = store.pilot()
-    if known is None:
-        known = _fit(work, source, base, store)
-        store.keep_pilot(known)
-    fitted.second.copy_(known["second"])
-    fitted.seen.copy_(known["seen"])
-    work.control = _Control(known["edges"].to(where), known["parts"].to(where))
-    return fitted.eval()
-
-
-@dataclass(frozen=True)
-class _Control:
-    """How much of the control variate to take, by log SNR."""
-
-    edges: Tensor  # (groups − 1,) rising
-    parts: Tensor  # (groups,)
-
-    def __call__(self, logsnr: Tensor) -> Tensor:
-        return self.parts[torch.bucketize(logsnr, self.edges)]
-
-
-class _Heard(Times):
-    """Another proposal that remembers what it hears."""
-
-    def __init__(self, base: Times) -> None:
-        super().__init__(base.spread)
-        self.base = base
-        self.places: list[Tensor] = []
-
-    def place(self, u: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        return self.base.place(u, span)
-
-    def place_logsnr(
-        self, u: Tensor, low: Tensor, high: Tensor, data_std: float
-    ) -> tuple[Tensor, Tensor] | None:
-        return self.base.place_logsnr(u, low, high, data_std)
-
-    def observe(self, u: Tensor, size: Tensor) -> None:
-        self.places.append(u.cpu())
-
-
-def _fit(work: _Work, source: _Source, base: Times, store: Ledger) -> dict[str, Tensor]:
-    """Look at the first examples, with draws of their own: what to know for all others.
-
-    Stratified over many examples, a stretch of time adds to the error what the loss varies *within*
-    it, over noise and examples. So an `Adaptive` proposal is told the variance in its bins, not the
-    second moment; a little of the latter guards against bins that looked calm by chance. How much
-    of the control variate to take is a regression in groups of log SNR.
-    """
-    work.times = heard = _Heard(base)
-    x, where = source.head(PILOT_EXAMPLES), work.model.process.device
-    store.left(0, 0, _marks(x), keep=True)  # the first pass must see the same
-    bounds = [
-        work.bound(x[index].to(where), index.to(where), -1, PILOT_DRAWS)
-        for index in torch.arange(len(x)).split(max(1, work.batch_size // PILOT_DRAWS))
-    ]
-    errors, control, logsnr = (
-        torch.cat([getattr(b, key).flatten() for b in bounds]).cpu()
-        for key in ("errors", "control", "logsnr")
-    )
-    groups = [g for g in logsnr.argsort(stable=True).chunk(PILOT_GROUPS) if len(g)]
-    parts = torch.stack([_regression(errors[g], control[g]) for g in groups])
-    firsts = torch.stack([logsnr[g[0]] for g in groups])
-    beta = _Control(firsts[1:], parts)
-    size = (errors - beta(logsnr) * control) / bounds[0].dims
-    bins = (torch.cat(heard.places) * PILOT_BINS).long().clamp(max=PILOT_BINS - 1)
-    count = torch.bincount(bins, minlength=PILOT_BINS).to(torch.float64)
-    mean, second = (
-        torch.bincount(bins, weights=v, minlength=PILOT_BINS) / count.clamp(min=1)
-        for v in (size, size**2)
-    )
-    variance = (second - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
-    return {
-        "second": variance + CAUTION * second,
-        "seen": (count > 0).to(torch.float64),
-        "edges": beta.edges,
-        "parts": beta.parts,
-    }
-
-
-def _regression(errors: Tensor, control: Tensor) -> Tensor:
-    """The part of the control that errors follow, drawn a little towards none: ()."""
-    square = control.square().sum()
-    together = ((errors - errors.mean()) * control).sum()
-    part = together / square.clamp(min=1e-300) * len(errors) / (len(errors) + 4)
-    return part.clamp(-0.5, 1.5).nan_to_num(0.0)
+    found = store.pilot()
+    if found is None:
+        x = source.head(pilot.EXAMPLES)
+        store.left(0, 0, marks_of(x), keep=True)  # the first pass must see the same
+        found = pilot.fit(work.look, x, base, max(1, work.batch_size // pilot.DRAWS))
+        store.keep_pilot(found)
+    work.control = pilot.Control(found["edges"].to(where), found["parts"].to(where))
+    return pilot.proposal(found, base, where)
 
 
 def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
@@ -453,7 +380,7 @@ def _draw_error(work: _Work, rows: Rows, n: int) -> float:
 
 
 def _curve(work: _Work, rows: Rows, n: int, bins: int) -> Curve:
-    low, high = work.ends()
+    low, high = (float(v) for v in ends(work.truncation, work.model.process))
     edges = np.linspace(low, high, bins + 1)
     place = np.clip(np.searchsorted(edges, rows.logsnr, side="right") - 1, 0, bins - 1)
     draws = rows.logsnr.size // n
@@ -469,73 +396,6 @@ def _curve(work: _Work, rows: Rows, n: int, bins: int) -> Curve:
     )
 
 
-# ---------------------------------------------------------------- data
-
-
-class _Source:
-    """Examples in a fixed order, with their numbers."""
-
-    def __init__(self, data: Tensor | Iterable[Any], limit: int | None) -> None:
-        data = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
-        self.data, self.limit = data, limit
-        self.shape: torch.Size | None = None
-        if not isinstance(data, Tensor) and not isinstance(data, Iterable):
-            raise ValueError(
-                f"data was given as {type(data).__name__}; expected a tensor (N, *shape) or a "
-                "loader of batches."
-            )
-        if isinstance(data, Iterator):
-            raise ValueError(
-                "data is an iterator, which can be read only once; expected a tensor or a loader, "
-                "such as a torch DataLoader or a list of batches."
-            )
-
-    def batches(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """The number of the first example, and the batch, on the CPU or where it was."""
-        done = 0
-        parts: Iterable[Any]
-        parts = self.data.split(size) if isinstance(self.data, Tensor) else self.data
-        for part in parts:
-            x = part[0] if isinstance(part, (tuple, list)) and len(part) else part
-            if not isinstance(x, Tensor):
-                raise ValueError(
-                    f"the loader gave a batch of type {type(part).__name__}; expected a tensor "
-                    "(batch, *data), or a tuple or list that begins with one."
-                )
-            if self.shape is None:
-                self.shape = x.shape[1:]
-            if x.shape[1:] != self.shape:
-                raise ValueError(
-                    f"the loader gave examples of shape {tuple(x.shape[1:])} after others of shape "
-                    f"{tuple(self.shape)}; expected one shape. Evaluate them apart."
-                )
-            if self.limit is not None:
-                x = x[: self.limit - done]
-            if len(x):
-                yield done, x
-            done += len(x)
-            if self.limit is not None and done >= self.limit:
-                return
-        if not done:
-            raise ValueError("the data is empty; expected at least one example.")
-
-    def head(self, count: int) -> Tensor:
-        """The first examples."""
-        parts, found = [], 0
-        for _, x in self.batches(count):
-            parts.append(x[: count - found])
-            found += len(parts[-1])
-            if found == count:
-                break
-        return torch.cat(parts)
-
-
-def _marks(batch: Tensor) -> np.ndarray:
-    """A checksum of each example: (B,) uint32."""
-    rows = (_bytes(row) for row in batch.detach().cpu())
-    return np.array([zlib.crc32(row) for row in rows], dtype=np.uint32)
-
-
 # ---------------------------------------------------------------- small tools
 
 
@@ -545,15 +405,8 @@ def _fingerprint(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         digest.update(name.encode())
         if isinstance(value, Tensor):
-            digest.update(_bytes(value.detach().cpu()))
+            digest.update(as_bytes(value.detach().cpu()))
     return digest.hexdigest()
-
-
-def _bytes(value: Tensor) -> bytes:
-    """As they are in memory; numpy does not know all types."""
-    flat = torch.empty(value.numel(), dtype=value.dtype)
-    flat.copy_(value.reshape(-1))
-    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _name(network: Any) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ornstein import transition
 from ornstein.diagnostics import prior_gap
 from ornstein.draws import Counted, Draws, Generated
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
@@ -21,7 +22,7 @@ from ornstein.process import Process
 from ornstein.score import LARGEST, ScoreModel, View, contract, expand, over
 from ornstein.times import Importance, Information, Span, Times
 from ornstein.transition import Given, Transition
-from ornstein.truncation import NoiseLevel, Truncation, check_truncation
+from ornstein.truncation import NoiseLevel, Truncation, check_truncation, ends
 
 Weighting = Callable[[Tensor], Tensor]
 Random = Draws | torch.Generator | int | None  # draws, a generator, a seed, or the global generator
@@ -165,13 +166,9 @@ class Job:
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """log SNR at the horizon and at the truncation: () each."""
-        low = self.last.logsnr
-        if isinstance(self.truncation, NoiseLevel):
-            high = torch.full_like(low, -2 * math.log(self.truncation.standard_error))
-            if not in_graph() and (not self.process.learned or not bool(high > low)):
-                self.truncation.time(self.process)  # says what is wrong; kept for a fixed process
-        else:
-            high = self.process.transition(self.start).logsnr
+        low, high = ends(self.truncation, self.process, self.last)
+        if not in_graph() and (not self.process.learned or not bool(high > low)):
+            _ = self.start  # says what is wrong; it is kept for a fixed process
         return low, high
 
     # -- draws
@@ -434,10 +431,8 @@ def solved(kernel: Transition, right: Tensor) -> Tensor:
 
 def mix(matrix: Tensor, state: Tensor) -> Tensor:
     """Σ_j matrix[:, i, j] state[:, j]: (B, I, *shape), in the state's type."""
-    flat = state.flatten(2)
-    matrix = matrix.to(flat.dtype)
-    parts = [matrix[:, :, j, None] * flat[:, j : j + 1] for j in range(flat.shape[1])]
-    return sum(parts[1:], parts[0]).reshape(len(state), matrix.shape[1], *state.shape[2:])
+    mixed = transition.mix(matrix.to(state.dtype), state.flatten(2))
+    return mixed.reshape(len(state), matrix.shape[1], *state.shape[2:])
 
 
 def total(values: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Transition:
         if self.given == "x":
             mean = self._like(self.response, flat).unsqueeze(-1) * flat.unsqueeze(-2)
         else:
-            mean = _mix(self._like(self.propagator, flat), flat)
+            mean = mix(self._like(self.propagator, flat), flat)
         return mean.reshape(shape).to(origin.dtype)
 
     def sample(
@@ -94,8 +94,8 @@ class Transition:
         if self.given == "x":
             y = self._like(self.response, flat).unsqueeze(-1) * flat.unsqueeze(-2)
         else:
-            y = _mix(self._like(self.propagator, flat), flat)
-        y = _mix(self._like(self.cholesky, flat), eps, y, lower=True)
+            y = mix(self._like(self.propagator, flat), flat)
+        y = mix(self._like(self.cholesky, flat), eps, y, lower=True)
         return y.reshape(shape).to(origin.dtype), noise
 
     def noise(self, y: Tensor, origin: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ class Transition:
         self._check(noise, "noise", (*noise.shape[:1], K, *noise.shape[2:]))
         flat = _flat(noise, 2).to(_working(noise.dtype))
         matrix = self._like(-lower_inverse(self.cholesky).mT, flat)
-        return _mix(matrix, flat).reshape(noise.shape).to(noise.dtype)
+        return mix(matrix, flat).reshape(noise.shape).to(noise.dtype)
 
     def score(self, y: Tensor, origin: Tensor) -> Tensor:
         """∇_y log q(y | origin) = −Σ⁻¹(y − mean), in float64 inside: (B, K, *shape)."""
         matrix = self._batched(-lower_inverse(self.cholesky).mT)
-        return _mix(matrix, self._whiten(y, origin)).reshape(y.shape).to(y.dtype)
+        return mix(matrix, self._whiten(y, origin)).reshape(y.shape).to(y.dtype)
 
     def log_prob(self, y: Tensor, origin: Tensor) -> Tensor:
         """log q(y | origin) summed over coordinates, float64: (B,)."""
@@ -133,7 +133,7 @@ class Transition:
         if self.given == "x":
             mean = self._batched(self.response).unsqueeze(-1) * flat.unsqueeze(-2)
         else:
-            mean = _mix(self._batched(self.propagator), flat)
+            mean = mix(self._batched(self.propagator), flat)
         rest = y.to(torch.float64).reshape(mean.shape) - mean
         return torch.linalg.solve_triangular(self._batched(self.cholesky), rest, upper=False)
 
@@ -224,7 +224,7 @@ def _working(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _mix(matrix: Tensor, state: Tensor, onto: Tensor | None = None, lower: bool = False) -> Tensor:
+def mix(matrix: Tensor, state: Tensor, onto: Tensor | None = None, lower: bool = False) -> Tensor:
     """Σ_j matrix[:, i, j] state[:, j] (+ onto, which is used up): (B, K, d).
 
     Elementwise, not as a matrix product: K is small, so that a pass per variable is as fast, and

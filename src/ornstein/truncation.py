@@ -8,6 +8,7 @@ in each call. `FixedTime(ε)` is the usual way, for comparison. The bound is val
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ornstein.process import Process
 from ornstein.schedules import positive_number
+from ornstein.transition import Transition
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,17 @@ class FixedTime:
 
 
 Truncation = NoiseLevel | FixedTime
+
+
+def ends(
+    truncation: Truncation, process: Process, last: Transition | None = None
+) -> tuple[Tensor, Tensor]:
+    """log SNR at the horizon and at the truncation: () each; `last`: the kernel there, if known."""
+    last = process.transition(process.horizon) if last is None else last
+    if isinstance(truncation, NoiseLevel):  # needs no time
+        level = -2 * math.log(truncation.standard_error)
+        return last.logsnr, torch.full_like(last.logsnr, level)
+    return last.logsnr, process.transition(truncation.time(process)).logsnr
 
 
 def check_truncation(given: object) -> Truncation:

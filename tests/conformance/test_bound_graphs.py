@@ -89,6 +89,7 @@ def with_gradients(function: object, model: ScoreModel, x: Tensor) -> list[Tenso
 
 def close(found: list[Tensor], wanted: list[Tensor], tolerance: float) -> None:
     assert len(found) == len(wanted)
+    # relative to the largest entry; gradients that are zero but for rounding, to 1e-12
     for here, there in zip(wanted, found, strict=True):
         scale = float(here.abs().max())
         assert float((here - there.cpu()).abs().max()) <= tolerance * max(scale, 1e-3)
