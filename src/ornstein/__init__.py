@@ -18,6 +18,7 @@ from ornstein.processes import (
     vesde,
     vpsde,
 )
+from ornstein.sampling import Ancestral, EulerMaruyama, SamplingStep, Solver, sample
 from ornstein.schedules import (
     Constant,
     Cosine,
@@ -30,6 +31,7 @@ from ornstein.schedules import (
 from ornstein.score import ScoreModel
 from ornstein.terms import Bound
 from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uniform
+from ornstein.training import Objective, Optimiser, Step, Training, Watch, fit
 from ornstein.transition import Transition
 from ornstein.truncation import FixedTime, NoiseLevel
 
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PRESETS",
     "Adaptive",
+    "Ancestral",
     "Bound",
     "Constant",
     "Continuous",
@@ -48,6 +51,7 @@ __all__ = [
     "Diffusion",
     "Discrete",
     "Draws",
+    "EulerMaruyama",
     "Evaluation",
     "FixedTime",
     "FromIntegral",
@@ -61,23 +65,32 @@ __all__ = [
     "LogSNR",
     "Monotone",
     "NoiseLevel",
+    "Objective",
+    "Optimiser",
     "Process",
+    "SamplingStep",
     "Schedule",
     "ScoreModel",
+    "Solver",
+    "Step",
     "Times",
+    "Training",
     "Transition",
     "Tweedie",
     "Uniform",
+    "Watch",
     "alda",
     "cld",
     "diagnose",
     "elbo",
     "evaluate",
+    "fit",
     "learned",
     "malda",
     "mism",
     "noise_prediction",
     "psld",
+    "sample",
     "score_matching",
     "subvpsde",
     "vesde",

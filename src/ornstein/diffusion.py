@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ornstein import panels
 from ornstein.clock import Clock, Solved, earlier, panel_count
@@ -34,13 +35,23 @@ from ornstein.matrices import (
     check_stationary,
 )
 from ornstein.panels import Panels
+from ornstein.parts import Record, described, part, rebuilt
 from ornstein.process import HEADROOM, Process
-from ornstein.schedules import Linear, Schedule, as_schedule, proportion
+from ornstein.schedules import (
+    Float64Module,
+    Linear,
+    Schedule,
+    as_schedule,
+    describe_function,
+    proportion,
+    rebuilt_rate,
+)
 
 Rate = Schedule | Callable[[Tensor], Tensor] | float
 MatrixFunction = Callable[[Tensor], Tensor]
 
 
+@part("diffusion")
 class Diffusion(Process):
     """dy = −(b_q Q + b_d D) S y ds + √(2 b_d D) dB, with stationary law and prior N(0, S⁻¹)."""
 
@@ -48,8 +59,8 @@ class Diffusion(Process):
 
     def __init__(
         self,
-        Q: Matrix | Skew,
-        D: Matrix | Semidefinite,
+        Q: Matrix | Skew | Fixed,
+        D: Matrix | Semidefinite | Fixed,
         S: Matrix | None = None,
         rate: Rate | None = None,
         rate_q: Rate | None = None,
@@ -61,8 +72,8 @@ class Diffusion(Process):
         learn_v0_variance: bool = False,
         learn_v0_coupling: bool = False,
     ) -> None:
-        make_Q = Q if isinstance(Q, Skew) else Fixed(as_square(Q, "Q"))
-        make_D = D if isinstance(D, Semidefinite) else Fixed(as_symmetric(D, "D"))
+        make_Q = Q if isinstance(Q, (Skew, Fixed)) else Fixed(as_square(Q, "Q"))
+        make_D = D if isinstance(D, (Semidefinite, Fixed)) else Fixed(as_symmetric(D, "D"))
         q, d = make_Q().detach(), make_D().detach()
         eye = torch.eye(len(q), dtype=torch.float64, device="cpu")
         precision = eye if S is None else as_symmetric(S, "S", definite=True)
@@ -161,6 +172,18 @@ class Diffusion(Process):
         else:
             self._refine()
 
+    def _planned(self) -> Tensor:
+        if self.ratio is None:
+            return super()._planned()
+        return torch.tensor([self._count], dtype=torch.float64, device="cpu")
+
+    def _follow(self, plan: Tensor) -> None:
+        if self.ratio is None:
+            super()._follow(plan)
+        else:
+            self._count = int(plan[0])
+            self._earlier = earlier(self._count, self.n_vars, self.device)
+
     def _build(self) -> Clock | Panels:
         if self.ratio is not None:
             drift = -(self.ratio * self.Q + self.D) @ self.S
@@ -180,7 +203,45 @@ class Diffusion(Process):
         noise = panels.rated(self._noise(), self.rate_d.rate)
         return panels.between(self._drift(), noise, self._edges, start, s, self._tables())
 
+    def describe(self) -> Record:
+        rates: Record = {"rate": described(self.rate_d)}
+        if self.rate_q is not self.rate_d:
+            shared = _common_parts(self.rate_q, self.rate_d)
+            rates = {"rate_q": described(self.rate_q), "rate_d": described(self.rate_d)}
+            rates["shared"] = shared
+        return {
+            "name": self.name,
+            "Q": described(self.make_Q),
+            "D": described(self.make_D),
+            "S": self.S.tolist(),
+            **rates,
+            "v0": described(self.auxiliary),
+            "horizon": self.horizon,
+        }
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> Diffusion:
+        if "rate" in fields:
+            rate_q = rate_d = rebuilt_rate(fields["rate"], "the rate")
+        else:
+            rate_q, rate_d = (rebuilt_rate(fields[name], name) for name in ("rate_q", "rate_d"))
+            rate_d = _joined(rate_q, rate_d, fields["shared"])
+        Q: Any = rebuilt(fields["Q"], "Q", Float64Module)
+        D: Any = rebuilt(fields["D"], "D", Float64Module)
+        process = cls(
+            Q,
+            D,
+            S=fields["S"],
+            rate_q=rate_q,
+            rate_d=rate_d,
+            horizon=fields["horizon"],
+            name=fields["name"],
+        )
+        process.auxiliary = rebuilt(fields["v0"], "v0", Auxiliary)
+        return process
+
+
+@part("linear-sde")
 class LinearSDE(Process):
     """dy = A(s) y ds + G(s) dB with A and GGᵀ given as functions, and a prior N(0, Σ_π).
 
@@ -301,3 +362,52 @@ class LinearSDE(Process):
     def _from(self, solution: Clock | Panels, start: Tensor, s: Tensor) -> Solved:
         noise = panels.general(self.diffusion)
         return panels.between(self.drift, noise, self._edges, start, s, self._tables())
+
+    def describe(self) -> Record:
+        drift, diffusion = self._drift_function, self._diffusion_function
+        return {
+            "name": self.name,
+            "drift": describe_function(drift, f"the drift of {self.name!r}"),
+            "diffusion": describe_function(diffusion, f"the diffusion of {self.name!r}"),
+            "shared": _common_parts(drift, diffusion),
+            "prior": self.prior.tolist(),
+            "v0": described(self.auxiliary),
+            "horizon": self.horizon,
+        }
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> LinearSDE:
+        drift = rebuilt(fields["drift"], "the drift", nn.Module)
+        diffusion = rebuilt(fields["diffusion"], "the diffusion", nn.Module)
+        process = cls(
+            drift,
+            _joined(drift, diffusion, fields["shared"]),
+            fields["prior"],
+            horizon=fields["horizon"],
+            name=fields["name"],
+        )
+        process.auxiliary = rebuilt(fields["v0"], "v0", Auxiliary)
+        return process
+
+
+def _common_parts(first: object, second: object) -> dict[str, str]:
+    """Modules inside the second that are inside the first too, by their names in both."""
+    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module):
+        return {}
+    known = {id(module): name for name, module in first.named_modules()}
+    found: dict[str, str] = {}
+    for name, module in second.named_modules(remove_duplicate=False):
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        if id(module) in known and not inside:  # what is inside comes with its owner
+            found[name] = known[id(module)]
+    return found
+
+
+def _joined(first: Any, second: Any, shared: dict[str, str]) -> Any:
+    """The second with these parts of the first in place of its own."""
+    for name, other in shared.items():
+        common = first.get_submodule(other)
+        if not name:
+            return common
+        second.set_submodule(name, common)
+    return second

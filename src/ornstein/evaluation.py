@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from ornstein import pilot
 from ornstein.draws import Counted
 from ornstein.examples import Source, as_bytes, marks_of
-from ornstein.ledger import Ledger, Rows, agree, gathered, processes, write_text
+from ornstein.files import write_text
+from ornstein.ledger import Ledger, Rows, agree, gathered, processes
 from ornstein.likelihood import Likelihood
 from ornstein.objectives import elbo
 from ornstein.process import Process

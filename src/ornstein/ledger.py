@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import zipfile
 import zlib
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ornstein.files import write_arrays, write_text
 from ornstein.terms import Bound
 
 
@@ -178,7 +178,7 @@ class Ledger:
         part = _joined(self.unsaved)
         taken = [int(f.stem[-6:]) for f in self.folder.glob(f"rows-{self.rank:04d}-??????.npz")]
         path = self.folder / f"rows-{self.rank:04d}-{max(taken, default=-1) + 1:06d}.npz"
-        _write_arrays(path, {**part, "dims": np.int64(self.dims)})
+        write_arrays(path, {**part, "dims": np.int64(self.dims)})
         self.unsaved, self.saved_at = [], time.monotonic()
 
     @property
@@ -198,7 +198,7 @@ class Ledger:
     def keep_pilot(self, found: dict[str, Tensor]) -> None:
         if self.folder is not None and self.first_process:
             arrays = {key: found[key].cpu().numpy() for key in PILOT}
-            _write_arrays(self.folder / "pilot.npz", arrays)
+            write_arrays(self.folder / "pilot.npz", arrays)
 
     def _where(self) -> Path:
         if self.folder is None:
@@ -245,23 +245,6 @@ def _empty() -> Rows:
     none, some = np.zeros(0), np.zeros((0, 1))
     whole = none.astype(np.int64)
     return Rows(whole, whole, whole, none, none, none, some, some, some, 0)
-
-
-def write_text(path: Path, text: str) -> None:
-    """All of it or nothing: a half-written file never has this name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text + "\n", encoding="utf-8")
-    os.replace(part, path)
-
-
-def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 # ---------------------------------------------------------------- processes

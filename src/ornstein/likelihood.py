@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ornstein.linalg import gauss_legendre, in_graph
+from ornstein.parts import Record, part
 
 PART_OF_A_BIN = 1 / 6  # standard error of x at the truncation, where levels set the scale …
 PART_OF_THE_SPREAD = 1e-3  # … and where only the data's standard deviation does
@@ -53,6 +54,10 @@ class Likelihood(ABC):
     @abstractmethod
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The numbers that diffuse: (B, *shape); u in [0, 1) where it is dequantised."""
+
+    @abstractmethod
+    def restore(self, x: Tensor) -> Tensor:
+        """Data again from the numbers that diffuse, the inverse of `values`: (B, *shape)."""
 
     @abstractmethod
     def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
@@ -128,6 +133,18 @@ class Pixels:
         k = torch.arange(self.levels, dtype=torch.float64, device=device)
         return self.at((k + 0.5) / self.levels)
 
+    def between(self, x: Tensor, edges: Tensor) -> Tensor:
+        """The levels of numbers, told apart by edges: of the type that pixels are stored in."""
+        if not x.is_floating_point() or not bool(x.isfinite().all()):
+            raise ValueError(
+                "the numbers to turn into pixels are "
+                + ("NaN or infinite in places" if x.is_floating_point() else f"of type {x.dtype}")
+                + "; expected finite numbers in floating point, as a model estimates them."
+            )
+        small = torch.uint8 if self.levels <= 256 else torch.int32
+        kind = small if self.levels <= 2**31 else torch.int64
+        return torch.bucketize(x.to(torch.float64), edges, right=True).to(kind)
+
     def finest(self) -> float:
         """The smallest distance between two levels."""
         middle = self.levels // 2
@@ -169,6 +186,7 @@ class OfPixels(Likelihood):
         return self.pixels.finest() * PART_OF_A_BIN
 
 
+@part("discrete")
 class Discrete(OfPixels):
     """log P(x) of pixels, decoded from y_ε without dequantisation or auxiliary variables."""
 
@@ -181,6 +199,11 @@ class Discrete(OfPixels):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         exact = torch.promote_types(_exact(x), dtype)
         return self.pixels.at((x.to(exact) + 0.5) / self.pixels.levels).to(dtype)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """The level whose number is nearest."""
+        centres = self.pixels.centres(x.device)
+        return self.pixels.between(x, (centres[1:] + centres[:-1]) / 2)
 
     def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
@@ -230,10 +253,18 @@ class Discrete(OfPixels):
             width = min(2 * width, last)
         return width
 
+    def describe(self) -> Record:
+        return {"levels": self.pixels.levels, "logit": self.pixels.logit}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Discrete:
+        return cls(**fields)
+
     def __repr__(self) -> str:
         return _repr("Discrete", self.pixels.levels, self.pixels.logit)
 
 
+@part("tweedie")
 class Tweedie(OfPixels):
     """The paper's bound: uniform dequantisation, then Gaussians decode all variables.
 
@@ -268,6 +299,13 @@ class Tweedie(OfPixels):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if u is None else self.pixels.at(self._place(x, u)).to(dtype)
 
+    def restore(self, x: Tensor) -> Tensor:
+        """The level from which these numbers were dequantised, whatever u was."""
+        if self.levels is None:
+            return x
+        k = torch.arange(1, self.levels, dtype=torch.float64, device=x.device)
+        return self.pixels.between(x, self.pixels.at(k / self.levels))
+
     def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         if u is None:
             return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
@@ -286,10 +324,18 @@ class Tweedie(OfPixels):
     def _place(self, x: Tensor, u: Tensor) -> Tensor:
         return (x.to(torch.float64) + u) / self.pixels.levels  # float32 would round up to 1
 
+    def describe(self) -> Record:
+        return {"levels": self.levels, "logit": self.logit}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Tweedie:
+        return cls(**fields)
+
     def __repr__(self) -> str:
         return _repr("Tweedie", self.levels, self.logit)
 
 
+@part("continuous")
 class Continuous(Likelihood):
     """log-density of real-valued data, as it is."""
 
@@ -302,6 +348,9 @@ class Continuous(Likelihood):
     def values(self, x: Tensor, u: Tensor | None, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
 
+    def restore(self, x: Tensor) -> Tensor:
+        return x
+
     def log_jacobian(self, x: Tensor, u: Tensor | None) -> Tensor:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
 
@@ -310,6 +359,13 @@ class Continuous(Likelihood):
 
     def noise_level(self, data_std: float) -> float:
         return data_std * PART_OF_THE_SPREAD
+
+    def describe(self) -> Record:
+        return {}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Continuous:
+        return cls(**fields)
 
     def __repr__(self) -> str:
         return "Continuous()"

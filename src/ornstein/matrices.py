@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ornstein.linalg import semidefinite_factor
+from ornstein.parts import Record, part
 from ornstein.schedules import Float64Module
 
 Matrix = Tensor | np.ndarray | Sequence[Sequence[float]]
 Vector = Tensor | np.ndarray | Sequence[float]
 
 
+@part("fixed")
 class Fixed(Float64Module):
     """A matrix that does not change."""
 
@@ -37,7 +39,15 @@ class Fixed(Float64Module):
         """C with C Cᵀ = value, for a positive semi-definite one: (K, K), zero columns included."""
         return semidefinite_factor(self.value)
 
+    def describe(self) -> Record:
+        return {"value": self.value.tolist()}
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> Fixed:
+        return cls(as_square(fields["value"], "a matrix"))
+
+
+@part("skew")
 class Skew(Float64Module):
     """Q = Q̃ − Q̃ᵀ with Q̃ learned."""
 
@@ -48,7 +58,18 @@ class Skew(Float64Module):
     def forward(self) -> Tensor:
         return self.raw - self.raw.mT
 
+    def describe(self) -> Record:
+        return {"shape": list(self.raw.shape)}  # the numbers are in the state dict
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> Skew:
+        """Each variable turns into the next, so that noise in any of them reaches all."""
+        raw = torch.zeros(fields["shape"], dtype=torch.float64, device="cpu")
+        raw.diagonal(-1).fill_(0.5)
+        return cls(raw)
+
+
+@part("semidefinite")
 class Semidefinite(Float64Module):
     """D = D̃D̃ᵀ with D̃ learned: diagonal if raw is a vector, full if it is a matrix."""
 
@@ -64,7 +85,18 @@ class Semidefinite(Float64Module):
         """D̃: (K, K)."""
         return torch.diag_embed(self.raw) if self.raw.dim() == 1 else self.raw
 
+    def describe(self) -> Record:
+        return {"shape": list(self.raw.shape)}  # diagonal or full; the numbers are elsewhere
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> Semidefinite:
+        """Noise in every variable, until the numbers are loaded."""
+        raw = torch.zeros(fields["shape"], dtype=torch.float64, device="cpu")
+        (raw if raw.dim() == 1 else raw.diagonal()).fill_(0.5**0.5)
+        return cls(raw)
+
+
+@part("auxiliary")
 class Auxiliary(Float64Module):
     """v₀ ~ N(c·x, Σ_v), per data coordinate; Σ_v's scale and c can be learned."""
 
@@ -111,6 +143,26 @@ class Auxiliary(Float64Module):
     def direction(self) -> Tensor:
         """E[y_0 | x] / x = (1, c): (K,)."""
         return torch.nn.functional.pad(self.coupling, (1, 0), value=1.0)
+
+    def describe(self) -> Record:
+        learned = isinstance(self.coupling, nn.Parameter)  # then it is in the state dict
+        return {
+            "root": self.root.tolist(),
+            "coupling": None if learned else self.coupling.tolist(),
+            "learn_variance": self.log_scale is not None,
+            "learn_coupling": learned,
+        }
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Auxiliary:
+        """From the root itself, since a factor of its square would be rounded anew."""
+        root = as_float64(fields["root"], "the root of v0_variance")
+        n_aux = len(root)
+        found = cls(
+            1.0, fields["coupling"], n_aux, fields["learn_variance"], fields["learn_coupling"]
+        )
+        found.root = root.reshape(n_aux, n_aux)
+        return found
 
 
 def _variance_root(variance: float | Vector | Matrix, n_aux: int) -> Tensor:

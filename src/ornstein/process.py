@@ -36,6 +36,7 @@ class Process(Float64Module, ABC):
     n_vars: int
     horizon: float
     auxiliary: Auxiliary
+    _edges: Tensor  # of the panels, where the matrices vary in s
 
     def __init__(self, name: str, n_vars: int, horizon: float) -> None:
         super().__init__()
@@ -224,7 +225,30 @@ class Process(Float64Module, ABC):
                 solution = self._build()
                 self._solved = solution.kept() if isinstance(solution, Clock) else solution
 
+    def plan(self) -> Tensor:
+        """The panels as they are now, as numbers for a checkpoint: see `follow`."""
+        if self._table is None:
+            self.replan()
+        return self._planned()
+
+    def follow(self, plan: Tensor) -> None:
+        """Use the panels of an earlier `plan`.
+
+        A learned process plans anew only when it has outgrown its panels, so that they depend on
+        its history. A run that goes on from a checkpoint needs the same ones to repeat its numbers
+        bit for bit.
+        """
+        self.replan()
+        if self._parameters_exist():
+            self._follow(plan)
+
     # ---------------------------------------------------------------- inside
+
+    def _planned(self) -> Tensor:
+        return self._edges.detach().cpu()
+
+    def _follow(self, plan: Tensor) -> None:
+        self._edges = plan.to(device=self.device, dtype=torch.float64)
 
     def _starts(
         self, start: Tensor | float, given: Given, times: Tensor, shape: torch.Size, eager: bool

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ornstein.diffusion import Diffusion, LinearSDE, Rate
 from ornstein.matrices import Matrix, Semidefinite, Skew, Vector
+from ornstein.parts import Record, described, part
 from ornstein.process import Process
 from ornstein.schedules import (
     Float64Module,
@@ -29,6 +30,7 @@ from ornstein.schedules import (
     Schedule,
     as_schedule,
     positive_number,
+    rebuilt_rate,
 )
 
 V0 = 0.04  # Var v₀ as a fraction of its stationary variance, where a preset is not told otherwise
@@ -46,6 +48,7 @@ def subvpsde(rate: Rate | None = None, horizon: float = 1.0) -> LinearSDE:
     return LinearSDE(drift, diffusion, [[1.0]], horizon=horizon, name="subvpsde")
 
 
+@part("subvpsde-drift")
 class _SubVPDrift(Float64Module):
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
@@ -54,7 +57,15 @@ class _SubVPDrift(Float64Module):
     def forward(self, s: Tensor) -> Tensor:
         return -0.5 * self.schedule.rate(s)
 
+    def describe(self) -> Record:
+        return {"schedule": described(self.schedule)}
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> _SubVPDrift:
+        return cls(rebuilt_rate(fields["schedule"], "the rate"))
+
+
+@part("subvpsde-diffusion")
 class _SubVPDiffusion(_SubVPDrift):
     def forward(self, s: Tensor) -> Tensor:
         return self.schedule.rate(s) * -torch.expm1(-2 * self.schedule.integral(s))
@@ -68,17 +79,39 @@ def vesde(sigma_min: float = 0.01, sigma_max: float = 50.0, horizon: float = 1.0
             f"vesde got sigma_min={low:g} and sigma_max={high:g}; expected sigma_min < sigma_max."
         )
     diffusion = _VEDiffusion(low, high, positive_number(horizon, "horizon"))
-    return LinearSDE(torch.zeros_like, diffusion, [[high**2]], horizon=horizon, name="vesde")
+    return LinearSDE(_Still(), diffusion, [[high**2]], horizon=horizon, name="vesde")
 
 
+@part("no-drift")
+class _Still(Float64Module):
+    def forward(self, s: Tensor) -> Tensor:
+        return torch.zeros_like(s)
+
+    def describe(self) -> Record:
+        return {}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> _Still:
+        return cls(**fields)
+
+
+@part("vesde-diffusion")
 class _VEDiffusion(Float64Module):
     def __init__(self, low: float, high: float, horizon: float) -> None:
         super().__init__()
         self.low, self.growth = low, 2 * math.log(high / low) / horizon
         self._pin(sigma_min=low, sigma_max=high, horizon=horizon)
+        self._arguments = {"low": low, "high": high, "horizon": horizon}
 
     def forward(self, s: Tensor) -> Tensor:
         return self.low**2 * self.growth * torch.exp(self.growth * s)
+
+    def describe(self) -> Record:
+        return dict(self._arguments)
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> _VEDiffusion:
+        return cls(**fields)
 
 
 def cld(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ornstein.linalg import EPS, gauss_legendre, powers
+from ornstein.parts import Record, described, part, rebuilt
 
 
 class Float64Module(nn.Module):
@@ -105,6 +106,7 @@ class Schedule(Float64Module, ABC):
         return 1.0
 
 
+@part("constant")
 class Constant(Schedule):
     """b(s) = value."""
 
@@ -128,10 +130,18 @@ class Constant(Schedule):
     def size(self) -> float:
         return self.value
 
+    def describe(self) -> Record:
+        return {"value": self.value, "horizon": self.horizon}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Constant:
+        return cls(**fields)
+
     def extra_repr(self) -> str:
         return f"{self.value:g}"
 
 
+@part("linear")
 class Linear(Schedule):
     """b(s) = start + (end − start)·s/horizon."""
 
@@ -156,10 +166,18 @@ class Linear(Schedule):
     def size(self) -> float:
         return self.start
 
+    def describe(self) -> Record:
+        return {"start": self.start, "end": self.end, "horizon": self.horizon}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Linear:
+        return cls(**fields)
+
     def extra_repr(self) -> str:
         return f"{self.start:g}, {self.end:g}"
 
 
+@part("cosine")
 class Cosine(Schedule):
     """exp(−τ(s)) = cos²a(s)/cos²a(0), a(s) linear: the cosine schedule, ended at a finite clock.
 
@@ -190,10 +208,18 @@ class Cosine(Schedule):
     def shape(self) -> tuple[Any, ...]:
         return ("cosine", self.total, self.offset, self.horizon)
 
+    def describe(self) -> Record:
+        return {"total": self.total, "offset": self.offset, "horizon": self.horizon}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> Cosine:
+        return cls(**fields)
+
     def extra_repr(self) -> str:
         return f"total={self.total:g}, offset={self.offset:g}"
 
 
+@part("monotone")
 class Monotone(Schedule):
     """A learned clock: τ(s) = τ_T·w(τ_base(s)/τ_T), w a rising polynomial with w(0)=0, w(1)=1.
 
@@ -254,7 +280,15 @@ class Monotone(Schedule):
         slope = self._slope(u + (length / self.total).unsqueeze(-1) * x)
         return length * (slope @ weights)
 
+    def describe(self) -> Record:
+        return {"base": described(self.base), "degree": self.degree}
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> Monotone:
+        return cls(rebuilt_rate(fields["base"], "the base of a rate"), fields["degree"])
+
+
+@part("from-rate")
 class FromRate(Schedule):
     """A positive function of the user's own, integrated by Gauss–Legendre quadrature.
 
@@ -307,7 +341,17 @@ class FromRate(Schedule):
         length = (s - r).unsqueeze(-1)
         return (self.rate(r.unsqueeze(-1) + length * self._nodes) * self._weights * length).sum(-1)
 
+    def describe(self) -> Record:
+        function = describe_function(self.function, "the rate of FromRate")
+        return {"function": function, "horizon": self.horizon, "nodes": len(self._nodes)}
 
+    @classmethod
+    def rebuild(cls, fields: Record) -> FromRate:
+        function = rebuilt(fields["function"], "the function of a rate", nn.Module)
+        return cls(function, fields["horizon"], fields["nodes"])
+
+
+@part("from-integral")
 class FromIntegral(Schedule):
     """A rising function τ of the user's own, τ(0) = 0; the rate is its derivative (autograd)."""
 
@@ -340,6 +384,34 @@ class FromIntegral(Schedule):
 
     def integral(self, s: Tensor) -> Tensor:
         return self.function(s)
+
+    def describe(self) -> Record:
+        function = describe_function(self.function, "the clock of FromIntegral")
+        return {"function": function, "horizon": self.horizon}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> FromIntegral:
+        function = rebuilt(fields["function"], "the function of a clock", nn.Module)
+        return cls(function, fields["horizon"])
+
+
+def rebuilt_rate(record: Any, what: str) -> Schedule:
+    """A schedule from its description."""
+    return rebuilt(record, what, Schedule)  # type: ignore[type-abstract]
+
+
+def describe_function(function: object, what: str) -> Record:
+    """A function of the user's own for a file: a module whose class is listed in `parts`."""
+    try:
+        return described(function)
+    except ValueError as error:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise ValueError(
+            f"{what} is code of your own ({name}), which a file can't hold; expected a module "
+            "whose class is listed with ornstein.parts.part(name), with describe() and rebuild(). "
+            "Without it keep the code, build the process with it, and load the model with "
+            "ScoreModel.from_pretrained(folder, process=process)."
+        ) from error
 
 
 def as_schedule(rate: Schedule | Callable[[Tensor], Tensor] | float, horizon: float) -> Schedule:

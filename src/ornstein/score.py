@@ -19,21 +19,26 @@ and the score is −L⁻ᵀ ε̂.
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ornstein import sharing
 from ornstein.likelihood import Discrete, Likelihood, OfPixels
 from ornstein.matrices import as_float64
+from ornstein.parts import Record, described, part, rebuilt
 from ornstein.process import Process
 from ornstein.schedules import Float64Module
 from ornstein.transition import LEAST_SNR, Transition
 from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
+Figures = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Parametrisation = Literal["channel", "joint"]
 LARGEST = 1e30  # standard error that float32 should see; beyond it x is gone from any type
 
@@ -114,6 +119,10 @@ class GaussianAnswer:
         """g = E[ε_∥ | x̃] = σ(x̃ − m)/(ς²+σ²)."""
         return self.gain * (x_noisy - self.mean)
 
+    def data(self, x_noisy: Tensor) -> Tensor:
+        """E[x | x̃] = x̃ − σ g, without cancellation where there is much noise."""
+        return self.p * x_noisy + self.q * self.mean
+
     def error(self, x: Tensor, noise: Tensor) -> Tensor:
         """ε_∥ − g at x̃ = x + σ ε_∥, without cancellation."""
         return self.p * noise - self.gain * (x - self.mean)
@@ -147,6 +156,9 @@ class NoAnswer:
     def noise(self, x_noisy: Tensor) -> Tensor:
         return torch.zeros_like(x_noisy)
 
+    def data(self, x_noisy: Tensor) -> Tensor:
+        return x_noisy
+
     def error(self, x: Tensor, noise: Tensor) -> Tensor:
         return noise
 
@@ -160,6 +172,7 @@ class NoAnswer:
         return torch.zeros_like(x)
 
 
+@part("score-model")
 class ScoreModel(nn.Module):
     """A network under a process: predicts noise, denoises, and gives the score of y_s."""
 
@@ -253,8 +266,36 @@ class ScoreModel(nn.Module):
 
     def denoise(self, x_noisy: Tensor, logsnr: Tensor | float) -> Tensor:
         """E[x | x̃] = x̃ − σ ε̂ of a channel model: (B, *shape)."""
-        sigma = (-self._expanded(logsnr, x_noisy) / 2).exp()
-        return x_noisy - over(sigma, x_noisy) * self.predict(x_noisy, logsnr)
+        self._only_channel("denoise")
+        times = self._expanded(logsnr, x_noisy)
+        sigma = (-times / 2).exp().clamp(max=LARGEST)
+        answer = self.answer(sigma, x_noisy)
+        return answer.data(x_noisy) - over(sigma, x_noisy) * self.residual(x_noisy, times, answer)
+
+    def estimate(self, y: Tensor, s: Tensor | float) -> Tensor:
+        """x̂ = E[x | y_s], the data behind a state: (B, *shape).
+
+        The state is whitened in float64; where noise reaches the data through other variables, y
+        itself should be float64 too.
+        """
+        kernel = self.process.transition(self._expanded(s, y))
+        zero = torch.zeros_like(y[:, 0], dtype=torch.float64)
+        white = kernel.noise(y.to(torch.float64), zero)
+        return self.estimate_from(white, y, kernel, View.of(kernel))
+
+    def estimate_from(self, white: Tensor, y: Tensor, kernel: Transition, view: View) -> Tensor:
+        """The same where L⁻¹y is known, (B, K, *shape) float64; reads nothing from the device.
+
+        Of the noise that a joint model predicts only the part along â is used: the rest is known.
+        """
+        kind = torch.promote_types(y.dtype, torch.float32)
+        along = contract(view.direction, white)
+        sigma = over(view.sigma.clamp(max=LARGEST), along)
+        if self.parametrisation == "channel":
+            return self.denoise((along * sigma).to(kind), view.logsnr).to(y.dtype)
+        guess = contract(view.direction, self.joint_residual(y, kernel, view).to(along.dtype))
+        answer = self.answer(view.sigma, along)
+        return (answer.data(along * sigma) - sigma * guess).to(y.dtype)
 
     def noise(self, y: Tensor, s: Tensor | float) -> Tensor:
         """E[ε | y_s], the noise in all variables: (B, K, *shape).
@@ -283,6 +324,98 @@ class ScoreModel(nn.Module):
             return guess
         gaussian = self.answer(view.sigma, x_noisy).noise(x_noisy)
         return (white + expand(view.direction, gaussian - along) + guess).to(y.dtype)
+
+    # ---------------------------------------------------------------- to share
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        figures: Figures | None = None,
+        data: Mapping[str, Any] | None = None,
+        card: str | None = None,
+    ) -> Path:
+        """Write config.json, model.safetensors and README.md; other files there are left alone.
+
+        figures: what was measured, for the card: evaluate(…).to_dict(), or several of them.
+        data: what the model was trained on, as a mapping. card: text of your own that opens it.
+        """
+        return sharing.write(folder, self, self.describe(), figures=figures, data=data, text=card)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *,
+        process: Process | None = None,
+        network: nn.Module | None = None,
+        device: torch.device | str | None = None,
+    ) -> ScoreModel:
+        """A saved model, in eval mode, from a folder or by its name on the Hugging Face Hub.
+
+        process, network: needed where they are code of one's own, which no file can hold; the
+            numbers are loaded into them, so they must be as they were.
+        """
+        shared = sharing.read(folder)
+        with sharing.building(shared):
+            model = cls._rebuilt(shared.model, process, network)
+        sharing.load(model, shared)
+        if device is not None:
+            model.to(device)
+        if shared.plan is None:
+            model.process.replan()
+        else:
+            model.process.follow(torch.tensor(shared.plan, dtype=torch.float64))
+        return model.eval()
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        figures: Figures | None = None,
+        data: Mapping[str, Any] | None = None,
+        card: str | None = None,
+        private: bool = False,
+    ) -> str:
+        """Save the model to the Hugging Face Hub as "user/model"; returns its address."""
+        about: Any = {"figures": figures, "data": data, "text": card, "address": name}
+        write = functools.partial(sharing.write, model=self, description=self.describe(), **about)
+        return sharing.push(name, write, private)
+
+    def describe(self) -> Record:
+        """What the model is, for JSON; code of the user's own is named, with kind None."""
+        return {
+            "network": sharing.name_or_description(self.network),
+            "process": sharing.name_or_description(self.process),
+            "likelihood": described(self.likelihood),
+            "parametrisation": self.parametrisation,
+            "truncation": None if self._truncation is None else described(self._truncation),
+            "features": list(self.features),
+            "precondition": bool(self.precondition),
+            "data_mean_shape": list(self.moments.mean.shape),
+            "data_std_shape": list(self.moments.std.shape),
+        }
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> ScoreModel:
+        return cls._rebuilt(fields, None, None)
+
+    @classmethod
+    def _rebuilt(
+        cls, fields: Record, process: Process | None, network: nn.Module | None
+    ) -> ScoreModel:
+        truncation = fields["truncation"]
+        return cls(
+            sharing.given_or_rebuilt(network, fields["network"], "network", nn.Module),
+            sharing.given_or_rebuilt(process, fields["process"], "process", Process),
+            rebuilt(fields["likelihood"], "the likelihood", Likelihood),  # type: ignore[type-abstract]
+            fields["parametrisation"],
+            torch.zeros(fields["data_mean_shape"]),  # their values are in the state dict
+            torch.ones(fields["data_std_shape"]),
+            None if truncation is None else rebuilt(truncation, "the truncation", object),  # type: ignore[arg-type]
+            fields["features"] or None,
+            fields["precondition"],
+        )
 
     # ---------------------------------------------------------------- for the objectives
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ornstein.parts import Record, part
 from ornstein.process import Process
 from ornstein.schedules import positive_number
 from ornstein.transition import Transition
 
 
+@part("noise-level")
 @dataclass(frozen=True)
 class NoiseLevel:
     """Truncate where x is known up to this standard error, in units of the numbers that diffuse."""
@@ -32,10 +34,18 @@ class NoiseLevel:
         """ε for this process: () float64."""
         return process.time_of_noise(self.standard_error)
 
+    def describe(self) -> Record:
+        return {"standard_error": float(self.standard_error)}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> NoiseLevel:
+        return cls(**fields)
+
     def __str__(self) -> str:
         return f"standard error {self.standard_error:.3g}"
 
 
+@part("fixed-time")
 @dataclass(frozen=True)
 class FixedTime:
     """Truncate at this time."""
@@ -53,6 +63,13 @@ class FixedTime:
                 f"{process.horizon:g}; expected an earlier time, such as 0.001."
             )
         return torch.full((), float(self.s), dtype=torch.float64, device=process.device)
+
+    def describe(self) -> Record:
+        return {"s": float(self.s)}
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> FixedTime:
+        return cls(**fields)
 
     def __str__(self) -> str:
         return f"s = {self.s:.3g}"

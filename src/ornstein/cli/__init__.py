@@ -1,64 +1,161 @@
 """The command line. One file per command: a frozen dataclass of options with `run()`.
 
 Commands parse, call the library, print and write files; nothing is computed here. A new command
-is a new file and one more line in `Command`.
+is a new file and one more line in `COMMANDS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Union
 
+import torch
 import tyro
 
-from ornstein.cli import inspecting, quickstart
-from ornstein.cli.inspecting import Inspect
-from ornstein.cli.quickstart import Quickstart
-
-Command = (
-    Annotated[Quickstart, tyro.conf.subcommand("quickstart", description=quickstart.HELP)]
-    | Annotated[Inspect, tyro.conf.subcommand("inspect", description=inspecting.HELP)]
+from ornstein.cli import (
+    evaluating,
+    inspecting,
+    quickstart,
+    reporting,
+    sampling,
+    training,
 )
+from ornstein.cli.matrices import REGISTRY
+from ornstein.training import Diverged, Experiment, Interrupted, preset
+
+COMMANDS: dict[str, tuple[Any, str]] = {
+    "quickstart": (quickstart.Quickstart, quickstart.HELP),
+    "train": (training.Train, training.HELP),
+    "evaluate": (evaluating.Evaluate, evaluating.HELP),
+    "sample": (sampling.Sample, sampling.HELP),
+    "inspect": (inspecting.Inspect, inspecting.HELP),
+    "report": (reporting.Report, reporting.HELP),
+}
 
 HELP = """Multivariate diffusion models with any linear noising process.
 
 examples:
   ornstein quickstart
+  ornstein train --data mnist --data-folder data --process cld
+  ornstein evaluate runs/mnist-channel-cld --process vpsde cld alda
+  ornstein sample runs/mnist-channel-cld
+  ornstein report runs/*
   ornstein inspect cld alda
-  ornstein inspect --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
-  ornstein inspect --help"""
+  ornstein train --help"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; a user's mistake is one line on stderr and the exit code 2."""
-    args = sys.argv[1:] if args is None else args
-    if wrong := _wrong_case(args):
-        print(f"error: {wrong}", file=sys.stderr)
-        return 2
-    command = tyro.cli(
-        Command,
-        prog="ornstein",
-        description=HELP,
-        args=args,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
-    )
+    """Run one command; a user's mistake is one line on stderr and the exit code 2.
+
+    A run that diverged exits with 1, one that was told to stop with 128 + the signal's number.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    warnings.showwarning = _warned  # type: ignore[assignment]
     try:
+        if wrong := _wrong_case(args):
+            raise ValueError(wrong)
+        command: Any = tyro.cli(
+            _commands(args),
+            prog="ornstein",
+            description=HELP,
+            args=args,
+            config=(
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.FlagCreatePairsOff,
+                tyro.conf.HelptextFromCommentsOff,
+            ),
+            registry=REGISTRY,
+        )
         command.run()
+    except Interrupted as stopped:
+        _say(f"{stopped}; everything is saved. Repeat the command to go on.")
+        return 128 + stopped.signal
+    except Diverged as error:
+        _say(f"error: {error}")
+        return 1
+    except torch.OutOfMemoryError as error:
+        _say(f"error: {error}\nUse a smaller --batch, or --accumulate to do it in parts.")
+        return 1
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"error: {error}")
         return 2
     return 0
 
 
+def _commands(args: Sequence[str]) -> Any:
+    """All commands as one type; `train` begins with the preset of its data, or with a file."""
+    kinds = []
+    for name, (kind, text) in COMMANDS.items():
+        options: dict[str, Any] = {"description": text}
+        if name == "train" and args[:1] == ["train"]:
+            options["default"] = training.Train(experiment=_start(args[1:]))
+        kinds.append(Annotated[kind, tyro.conf.subcommand(name, **options)])
+    return Union[tuple(kinds)]  # noqa: UP007
+
+
+def _start(args: Sequence[str]) -> Experiment:
+    """The options to begin with, as --data and --config ask for."""
+    file, data = _value(args, "--config"), _value(args, "--data")
+    base = None if data is None else preset(data)
+    if file is None:
+        return preset("digits") if base is None else base
+    found = Experiment.read(file, base)
+    return (
+        found
+        if data is None
+        else dataclasses.replace(found, data=dataclasses.replace(found.data, data=data))
+    )
+
+
+def _value(args: Sequence[str], option: str) -> str | None:
+    """What an option was given on the command line."""
+    for arg, after in zip(args, [*args[1:], ""], strict=True):
+        if arg == option:
+            return after
+        if arg.startswith(f"{option}="):
+            return arg.split("=", 1)[1]
+    return None
+
+
 def _wrong_case(args: Sequence[str]) -> str | None:
     """--q for --Q, which the parser would take for a misspelt --rate-q."""
-    fields = [field for kind in (Quickstart, Inspect) for field in dataclasses.fields(kind)]
-    options = {f"--{field.name.replace('_', '-')}" for field in fields}
+    kind = COMMANDS.get(args[0], (None, ""))[0] if args else None
+    options = set() if kind is None else {f"--{name.replace('_', '-')}" for name in _fields(kind)}
     spelt = {option.lower(): option for option in options}
     for given in (arg.split("=")[0] for arg in args):
         right = spelt.get(given.lower())
         if right and given not in options:
             return f"there is no option {given}; perhaps you meant {right}."
     return None
+
+
+def _fields(kind: Any) -> Iterator[str]:
+    """Names of all options, those of nested values too."""
+    default = kind() if kind is training.Train else None
+    for field in dataclasses.fields(kind):
+        value = getattr(default, field.name, None)
+        if default is not None and dataclasses.is_dataclass(value):
+            yield from _nested(value)
+        else:
+            yield field.name
+
+
+def _nested(value: Any) -> Iterator[str]:
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if dataclasses.is_dataclass(inner):
+            yield from _nested(inner)
+        else:
+            yield field.name
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _warned(message: Any, *_: Any) -> None:
+    """A warning as one line."""
+    _say(f"warning: {message}")

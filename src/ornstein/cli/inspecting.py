@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from ornstein import PRESETS
 from ornstein.cli import naming
 from ornstein.cli.looking import look
 
@@ -15,9 +16,13 @@ HELP = """Look at one process or several: a table, a page of plots for each, and
 
 examples:
   ornstein inspect cld
+  ornstein inspect all
   ornstein inspect vpsde alda learned-2 --data-variance 1
+  ornstein inspect runs/learned vpsde
   ornstein inspect --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
   ornstein inspect --Q ... --D ... --rate-q 5 5 --rate-d 0.1 10"""
+
+ALL = (*PRESETS, "learned-2")
 
 # the hint would say "(default: None)"; what None means is in the help of each
 Names = Annotated[
@@ -37,7 +42,8 @@ class Inspect:
 
     names: Names = ()
     """Presets: vpsde, subvpsde, vesde, cld, psld, alda, malda, or learned-N with N auxiliary
-    variables (learned-N-full for a full D)."""
+    variables (learned-N-full for a full D); or folders of runs, whose trained process it is;
+    all is every preset and learned-2."""
     Q: Json = None
     """Skew-symmetric matrix of a process of your own, as nested lists."""
     D: Json = None
@@ -63,7 +69,8 @@ class Inspect:
     """Folder for the pictures and the numbers (JSON)."""
 
     def run(self) -> None:
-        processes = [naming.preset(name, self.rate, self.horizon) for name in self.names]
+        names = [each for name in self.names for each in (ALL if name == "all" else (name,))]
+        processes = [naming.process(name, self.rate, self.horizon) for name in names]
         if self.Q is not None and self.D is not None:
             own = naming.own(
                 self.Q,

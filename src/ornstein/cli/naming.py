@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import json
-import re
-from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import ornstein
 from ornstein import Linear, Process
+from ornstein.training.experiment import Diffusing
+from ornstein.training.opening import open_model
 
-PRESETS: Mapping[str, Any] = ornstein.PRESETS
 Ends = tuple[float, float]  # a linear rate, at time 0 and at the horizon
 
 
-def preset(name: str, rate: Ends | None = None, horizon: float = 1.0) -> Process:
-    """A preset by its name, or learned-N: one to be learned, with N auxiliary variables."""
-    options: dict[str, Any] = {"horizon": horizon}
-    if rate is not None:
-        options["rate"] = Linear(*rate, horizon)
-    learned = re.fullmatch(r"learned-(\d+)(-full)?", name)
-    if learned:
-        return ornstein.learned(int(learned[1]), full=bool(learned[2]), **options)
-    if name not in PRESETS:
-        known = [*PRESETS, "learned-1", "learned-2"]
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f" Perhaps you meant {close[0]!r}." if close else ""
-        raise ValueError(
-            f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}, or "
-            f"learned-N with N auxiliary variables.{hint}"
-        )
-    make: Callable[..., Process] = PRESETS[name]
-    if rate is not None and "rate" not in inspect.signature(make).parameters:
-        raise ValueError(f"--rate was given, but {name!r} has no rate to set; leave --rate out.")
-    return make(**options)
+def process(
+    name: str,
+    rate: Ends | None = None,
+    horizon: float = 1.0,
+    device: torch.device | None = None,
+) -> Process:
+    """A preset by its name, learned-N, or the process of a trained model, by its folder."""
+    if is_model(name):
+        if rate is not None:
+            raise ValueError(f"--rate was given, but {name} is a trained model; leave --rate out.")
+        return open_model(name).model.process.to(device)
+    return Diffusing(process=name, rate=rate, horizon=horizon).build().to(device)
+
+
+def is_model(path: str) -> bool:
+    """Whether this is a folder with a model in it."""
+    folder = Path(path)
+    return folder.is_dir() and (
+        (folder / "checkpoints").is_dir() or (folder / "model.safetensors").exists()
+    )
 
 
 def own(

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ornstein.networks.shapes import Embedding, Layout
+from ornstein.parts import Record, part
 
 
+@part("mlp")
 class MLP(nn.Module):
     """Vectors and log SNR to noise of the data's shape, or of all variables'."""
 
@@ -35,6 +37,21 @@ class MLP(nn.Module):
         self.norm, self.leave = nn.LayerNorm(width), nn.Linear(width, self.layout.outputs)
         nn.init.zeros_(self.leave.weight)
         nn.init.zeros_(self.leave.bias)
+        self._arguments = {
+            "shape": list(shape),
+            "variables": variables,
+            "features": features,
+            "width": width,
+            "depth": depth,
+            "dropout": dropout,
+        }
+
+    def describe(self) -> Record:
+        return dict(self._arguments)
+
+    @classmethod
+    def rebuild(cls, fields: Record) -> MLP:
+        return cls(**fields)
 
     def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
         time = self.embed(logsnr)

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ornstein import parts
 from ornstein.networks.shapes import Embedding, Layout
 
 
+@parts.part("unet")
 class UNet(nn.Module):
     """Images and log SNR to noise of the data's shape, or of all variables'."""
 
@@ -80,6 +82,23 @@ class UNet(nn.Module):
             _norm(channels), nn.SiLU(), _quiet(nn.Conv2d(channels, outputs, 3, padding=1))
         )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._arguments = {
+            "shape": list(shape),
+            "variables": variables,
+            "features": features,
+            "width": width,
+            "multipliers": list(multipliers),
+            "blocks": blocks,
+            "attention": list(attention),
+            "dropout": dropout,
+        }
+
+    def describe(self) -> parts.Record:
+        return dict(self._arguments)
+
+    @classmethod
+    def rebuild(cls, fields: parts.Record) -> UNet:
+        return cls(**fields)
 
     @classmethod
     def small(

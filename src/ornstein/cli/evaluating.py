@@ -1,0 +1,190 @@
+"""`ornstein evaluate`: bits per dimension with errors, under one process or many."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ornstein.cli.opening import data_of, under
+from ornstein.evaluation import Evaluation, evaluate
+from ornstein.ledger import processes
+from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
+from ornstein.score import ScoreModel
+from ornstein.training.distribution import default_device, joined
+from ornstein.training.opening import Opened, Which, open_model
+
+HELP = """Bits per dimension of trained models, with errors: a table and JSON files.
+
+A model is the folder of a run, one of its checkpoints, or a saved model. What is interrupted goes
+on when the command is repeated.
+
+examples:
+  ornstein evaluate runs/digits-channel-vpsde
+  ornstein evaluate runs/digits-channel-vpsde --process vpsde cld alda malda
+  ornstein evaluate runs/a runs/b --draws 16 --split test
+  ornstein evaluate saved/model --data mnist --data-folder data --target-error 0.005
+  torchrun --nproc-per-node 8 -m ornstein evaluate runs/cifar10-channel-vpsde"""
+
+NoHint = tyro.conf.arg(help_behavior_hint="")
+Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL ...")]
+
+Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Bits per dimension of trained models."""
+
+    models: Models
+    """Folders of runs or saved models."""
+    process: Names = ()
+    """Processes to put a channel model under: presets, learned-N, or runs whose process to take
+    (default: the model's own)."""
+    split: Literal["test", "valid", "train"] = "test"
+    """Which examples."""
+    which: Which = "best"
+    """Of a run: its best checkpoint on validation, or its last."""
+    bound: Literal["own", "discrete", "tweedie"] = "own"
+    """Which bound on log P of pixels; own is the one that was trained."""
+    draws: int = 8
+    """Times per example; with --target-error in passes of so many."""
+    target_error: Annotated[float | None, NoHint] = None
+    """Go on until the error from draws alone, in bits/dim, is no larger."""
+    limit: Annotated[int | None, NoHint] = None
+    """Only so many examples, from the first."""
+    batch_size: int = 256
+    """Examples times draws at a time; the result does not depend on it."""
+    seed: int = 0
+    """Of times and noise."""
+    data: Annotated[str | None, NoHint] = None
+    """Other data than the model was trained on."""
+    data_folder: Annotated[str | None, NoHint] = None
+    """Where the files of a named set are."""
+    out: Annotated[Path | None, NoHint] = None
+    """Folder for the results (default: evaluations in the run, or in the model's folder)."""
+    device: Annotated[str | None, NoHint] = None
+    """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+
+    def run(self) -> None:
+        device = torch.device(self.device) if self.device else default_device()
+        if not self.models:
+            raise ValueError("no model was named; expected the folder of a run or a saved model.")
+        rows: list[Row] = []
+        with joined(device):
+            for path in self.models:
+                rows += self._evaluated(open_model(path, self.which, device))
+            if processes()[0] == 0:
+                Console().print(table(rows))
+
+    def _evaluated(self, opened: Opened) -> list[Row]:
+        data = data_of(opened, self.data, self.data_folder)
+        x = getattr(data, self.split).x
+        if not len(x):
+            raise ValueError(f"{data.name!r} has no {self.split} split; choose another --split.")
+        folder = self.out or (opened.run or opened.folder) / "evaluations"
+        rows: list[Row] = []
+        for name in self.process or ("own",):
+            model = under(opened.model, name)
+            title = f"{opened.name}, {model.process.name}" if len(self.models) > 1 else None
+            title = title or model.process.name
+            stem = self._stem(opened, model, name)
+            found = evaluate(
+                model,
+                x,
+                draws=self.draws,
+                target_error=self.target_error,
+                likelihood=self._likelihood(model),
+                limit=self.limit,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                folder=folder / stem,
+                quiet=True,
+            )
+            pair = pairing(rows[0], found) if rows else None
+            row = Row(title, found, folder / f"{stem}.json", pair)
+            more: dict[str, Any] = {"split": self.split, "which": self.which, "step": opened.step}
+            more["data"] = data.describe()
+            if pair is not None:
+                more["pair"] = pair
+            if processes()[0] == 0:
+                found.save(row.file, **more)
+            rows.append(row)
+        return rows
+
+    def _stem(self, opened: Opened, model: ScoreModel, name: str) -> str:
+        """The name of a result's files: what it is about."""
+        own = model.process.name if name == "own" else Path(name).name
+        parts = [self.split, own, "" if self.bound == "own" else self.bound]
+        parts.append("" if opened.step is None else f"step{opened.step}")
+        return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts if part)
+
+    def _likelihood(self, model: ScoreModel) -> Likelihood | None:
+        if self.bound == "own":
+            return None
+        own = model.likelihood
+        if not isinstance(own, OfPixels) or own.density:
+            raise ValueError(
+                f"--bound {self.bound} is about pixels, and this model is about {own!r}; leave "
+                "--bound out."
+            )
+        kind = Discrete if self.bound == "discrete" else Tweedie
+        return kind(own.pixels.levels, own.pixels.logit)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    found: Evaluation
+    file: Path
+    pair: dict[str, Any] | None
+
+
+def pairing(first: Row, other: Evaluation) -> dict[str, Any]:
+    """The paired difference to the first of a table."""
+    difference, error = other.difference(first.found)
+    return {"against": first.file.stem, "difference": difference, "standard_error": error}
+
+
+def table(rows: list[Row], head: str = "model") -> Table:
+    """All results."""
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+        caption=(
+            "± standard error over examples and draws; draws: what more draws would remove\n"
+            "difference: to the first row on the same examples, ± its own standard error"
+        ),
+        caption_justify="left",
+    )
+    shown.add_column(head, style="bold", overflow="fold")
+    for head in ("bits/dim", "±", "draws ±", "prior", "diffusion", "recon.", "difference", "±"):
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        found, pair = row.found, row.pair
+        shown.add_row(
+            row.name,
+            f"{found.bits_per_dim:.4f}",
+            f"{found.standard_error:.4f}",
+            f"{found.draw_error:.4f}",
+            f"{found.prior:.4f}",
+            f"{found.diffusion:.4f}",
+            f"{found.reconstruction:.4f}",
+            "" if pair is None else f"{pair['difference']:+.4f}",
+            "" if pair is None else f"{pair['standard_error']:.4f}",
+        )
+    first = rows[0].found
+    shown.title = f"{first.bound} bound, {first.examples} examples × {first.draws} draws"
+    shown.title_justify = "left"
+    return shown

@@ -1,0 +1,124 @@
+"""`ornstein sample`: samples of a trained model as a picture, arrays, or a folder of pictures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+
+from ornstein import viz
+from ornstein.cli.opening import under
+from ornstein.cli.words import of_time
+from ornstein.files import write_arrays
+from ornstein.ledger import processes
+from ornstein.likelihood import OfPixels
+from ornstein.sampling import Ancestral, EulerMaruyama, Solver, sample
+from ornstein.training.distribution import default_device, joined
+from ornstein.training.opening import Which, open_model
+
+HELP = """Sample from a trained model. Sample i is a function of the seed and of i alone.
+
+examples:
+  ornstein sample runs/digits-channel-vpsde
+  ornstein sample runs/digits-channel-vpsde --process cld --steps 200 --out cld.png
+  ornstein sample runs/mnist-channel-vpsde --n 10000 --out samples.npz
+  ornstein sample runs/mnist-channel-vpsde --n 100 --start 500 --seed 1 --out pictures/"""
+
+NoHint = tyro.conf.arg(help_behavior_hint="")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sample from a trained model."""
+
+    model: Annotated[str, tyro.conf.Positional]
+    """Folder of a run or of a saved model."""
+    n: int = 64
+    """How many."""
+    process: Annotated[str | None, NoHint] = None
+    """Put a channel model under this process (default: its own)."""
+    solver: Literal["ancestral", "euler"] = "ancestral"
+    """Exact Gaussian steps given the estimate of x, or Euler–Maruyama."""
+    steps: Annotated[int | None, NoHint] = None
+    """Of the solver (default: 100, euler: 1000)."""
+    grid: Literal["information", "logsnr", "uniform"] = "information"
+    """How its times are spread."""
+    seed: int = 0
+    """Of all samples."""
+    start: int = 0
+    """Number of the first sample."""
+    batch_size: int = 256
+    """Samples at a time; they do not depend on it."""
+    which: Which = "best"
+    """Of a run: its best checkpoint on validation, or its last."""
+    out: Annotated[Path | None, NoHint] = None
+    """A .png grid, an .npz file, or a folder for one picture each (default: samples in the run)."""
+    device: Annotated[str | None, NoHint] = None
+    """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+
+    def run(self) -> None:
+        device = torch.device(self.device) if self.device else default_device()
+        console = Console(highlight=False, soft_wrap=True)
+        with joined(device):
+            opened = open_model(self.model, self.which, device)
+            model = opened.model if self.process is None else under(opened.model, self.process)
+            out = self.out or self._default(opened.run or opened.folder, model.process.name)
+            likelihood = model.likelihood
+            levels = likelihood.pixels.levels if isinstance(likelihood, OfPixels) else None
+            self._check(out, levels)
+            began = time.perf_counter()
+            with console.status("sampling …"):
+                found = sample(
+                    model,
+                    self.n,
+                    self._solver(),
+                    seed=self.seed,
+                    start=self.start,
+                    batch_size=self.batch_size,
+                ).cpu()
+            seconds = time.perf_counter() - began
+            if processes()[0] != 0:
+                return
+            self._write(found, levels, out)
+        console.print(
+            f"{self.n} samples under {model.process.name} in {of_time(seconds)} "
+            f"({self.n / seconds:,.1f}/s)"
+        )
+        console.print(f"wrote {out}", style="dim")
+
+    def _solver(self) -> Solver:
+        if self.solver == "euler":
+            return EulerMaruyama(self.steps or 1000, self.grid)
+        return Ancestral(self.steps or 100, self.grid)
+
+    def _default(self, folder: Path, process: str) -> Path:
+        name = process.replace(" ", "-")
+        return folder / "samples" / (f"{name}.png" if self.seed == 0 else f"{name}-{self.seed}.png")
+
+    def _check(self, out: Path, levels: int | None) -> None:
+        """Before the work, so that a name that can't be used costs nothing."""
+        if out.suffix not in (".png", ".npz", ""):
+            raise ValueError(
+                f"--out {out} ends with {out.suffix!r}; expected .png for a grid, .npz for arrays, "
+                "or a folder's name for one picture each."
+            )
+        if out.suffix == "" and levels is None:
+            raise ValueError(f"--out {out} is a folder of pictures; expected .npz for vectors.")
+        (out.parent if out.suffix else out).mkdir(parents=True, exist_ok=True)
+
+    def _write(self, found: torch.Tensor, levels: int | None, out: Path) -> None:
+        if out.suffix == ".npz":
+            numbers = np.arange(self.start, self.start + self.n)
+            write_arrays(out, {"samples": found.numpy(), "number": numbers, "seed": self.seed})
+        elif out.suffix == ".png":
+            viz.picture(found, levels, out)
+        else:
+            for i, one in enumerate(found, self.start):
+                array = viz.grid(one.unsqueeze(0), levels or 256, gap=0, scale=1)
+                viz.save_image(array, out / f"{self.seed}-{i:06d}.png")

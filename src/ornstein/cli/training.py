@@ -1,0 +1,141 @@
+"""`ornstein train`: from options to a trained model, in a folder that can be gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.console import Console
+
+from ornstein import viz
+from ornstein.cli.live import Live
+from ornstein.cli.words import of_bytes, of_count, of_time
+from ornstein.data import Dataset
+from ornstein.ledger import processes
+from ornstein.score import ScoreModel
+from ornstein.training import Experiment, fit, preset
+from ornstein.training.distribution import default_device, joined
+from ornstein.training.estimating import estimate
+from ornstein.training.loop import run_record
+from ornstein.training.run import Run
+from ornstein.training.tensorboard import Events
+
+HELP = """Train a model. Repeating a command goes on with its run; other options are refused.
+
+What is left out is taken from a preset for the data set, or from a file (--config), which may be
+the config.json of another run.
+
+examples:
+  ornstein train
+  ornstein train --data mnist --data-folder data --steps 2000
+  ornstein train --data mnist --process learned-1 --parametrisation joint --out runs/learned
+  ornstein train --data photos/ --size 32 --process cld --dry-run
+  ornstein train --data digits --process own --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
+  torchrun --nproc-per-node 8 -m ornstein train --data cifar10 --batch 512"""
+
+NoHint = tyro.conf.arg(help_behavior_hint="")
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model."""
+
+    experiment: Experiment = field(default_factory=lambda: preset("digits"))
+    out: Annotated[Path | None, NoHint] = None
+    """Folder of the run (default: runs/DATA-PARAMETRISATION-PROCESS)."""
+    config: Annotated[Path | None, NoHint] = None
+    """A JSON file with options; those on the command line come on top."""
+    dry_run: bool = False
+    """Print what would be done, with parameters, memory and time, and stop."""
+    device: Annotated[str | None, NoHint] = None
+    """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+    tensorboard: bool = False
+    """Write TensorBoard events to the run, too (needs the extra: ornstein[tensorboard])."""
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        if self.out is not None:
+            return self.out
+        data = Path(self.experiment.data.data).stem
+        model, process = self.experiment.model, self.experiment.process
+        return Path("runs") / f"{data}-{model.parametrisation}-{process.process}"
+
+    def run(self) -> None:
+        device = torch.device(self.device) if self.device else default_device()
+        data = self.experiment.data.load()
+        with joined(device):
+            model = self.experiment.build(data, device)
+            if self.dry_run:
+                self._describe(model, data, device)
+                return
+            run(self.experiment, model, data, self.folder, self.tensorboard)
+
+    def _describe(self, model: ScoreModel, data: Dataset, device: torch.device) -> None:
+        """What would happen."""
+        training = self.experiment.training
+        console = Console(highlight=False, soft_wrap=True)
+        record = run_record(model, data, training, self.experiment.to_record())
+        known = Run(self.folder).check(record)
+        found = estimate(model, data, training)
+        seconds = found.seconds_per_step * training.steps
+        compiled = training.compile == "on" or (training.compile == "auto" and model_on_gpu(model))
+        lines = {
+            "run": f"{self.folder} ({'goes on' if known else 'new'})",
+            "data": f"{data.name}: {len(data.train):,} for training, {len(data.valid):,} for "
+            f"validation, {len(data.test):,} for test; shape {data.shape}",
+            "process": f"{model.process.name}, K = {model.process.n_vars}"
+            + (f", {found.process} parameters to learn" if found.process else ""),
+            "model": f"{model.parametrisation}, {model.likelihood!r}",
+            "network": f"{type(model.network).__name__}, {found.network:,} parameters",
+            "training": f"{training.steps:,} steps of {training.batch}, "
+            f"{training.steps * training.batch / max(len(data.train), 1):.1f} epochs, "
+            f"{training.objective.objective}",
+            "memory": f"{of_bytes(found.memory)}: {of_bytes(found.state_bytes)} weights, moments, "
+            f"{of_bytes(found.activation_bytes)} activations, {of_bytes(found.data_bytes)} data",
+            "time": f"{of_time(seconds)} on {device} "
+            f"({1e3 * found.seconds_per_step:.0f} ms a step, tried with {found.trial} examples"
+            + (", not compiled; compiled it is faster)" if compiled else ")"),
+        }
+        for name, text in lines.items():
+            console.print(f"{name:9s} {text}")
+        console.print("nothing was done (--dry-run)", style="dim")
+
+
+def model_on_gpu(model: ScoreModel) -> bool:
+    """Whether it is on a CUDA device."""
+    return model.process.device.type == "cuda"
+
+
+def run(
+    experiment: Experiment,
+    model: ScoreModel,
+    data: Dataset,
+    folder: Path,
+    tensorboard: bool = False,
+    title: str | None = None,
+) -> ScoreModel:
+    """Train with a live line and sample grids; the averaged model."""
+    first = processes()[0] == 0
+    steps = fit(model, data, experiment.training, folder=folder, record=experiment.to_record())
+    count = of_count(sum(p.numel() for p in model.network.parameters()))
+    heading = title or f"{data.name}, {model.parametrisation}, {model.process.name}, {count}"
+    averaged = model
+    writer = Events(folder / "tensorboard") if tensorboard and first else None
+    with Live(heading, experiment.training.steps, quiet=not first) as live:
+        for step in steps:
+            averaged = step.averaged
+            live.show(step)
+            if not first:
+                continue
+            if step.metrics is not None and writer is not None:
+                writer.write(step)
+            if step.samples is not None:
+                path = folder / "samples" / f"step-{step.number:08d}.png"
+                viz.picture(step.samples, data.levels, path, data.valid.x)
+    if writer is not None:
+        writer.close()
+    return averaged

@@ -1,0 +1,127 @@
+"""Checkpoints: folders that are whole or not there, and know if they were damaged since.
+
+    checkpoints/step-00001000/
+        config.json, model.safetensors, README.md    the averaged model: from_pretrained loads it
+        training.safetensors                         trained weights and the optimiser's moments
+        state.json                                   the step, what else must go on, checksums
+
+The newest that is undamaged is used. The last few are kept, and the best on validation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ornstein.files import digest, read_tensors, whole_folder, write_tensors, write_text
+from ornstein.score import ScoreModel
+
+FORMAT = 1
+STATE, WEIGHTS = "state.json", "training.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was read and found whole."""
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Checkpoints:
+    """The checkpoints of a run."""
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self.folder, self.keep = folder, keep
+
+    def save(
+        self,
+        step: int,
+        averaged: ScoreModel,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        best: int | None,
+        figures: Mapping[str, Any] | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write one, then remove those that are no longer needed; `best` is a step to keep."""
+        target = self.folder / f"step-{step:08d}"
+        with whole_folder(target) as part:
+            averaged.save_pretrained(part, figures=figures, data=data)
+            write_tensors(part / WEIGHTS, tensors)
+            sums = {file.name: digest(file) for file in sorted(part.iterdir())}
+            record = {"format": FORMAT, "step": step, **state, "files": sums}
+            write_text(part / STATE, json.dumps(record, indent=1, allow_nan=False))
+        kept = {path for _, path in self.all()[-self.keep :]}
+        for number, path in self.all():
+            if path not in kept and number != best:
+                shutil.rmtree(path)
+        return target
+
+    def all(self) -> list[tuple[int, Path]]:
+        """Steps and folders, oldest first, whole or not."""
+        found = []
+        for path in self.folder.glob("step-*"):
+            name = re.fullmatch(r"step-(\d{8,})", path.name)
+            if name and path.is_dir():
+                found.append((int(name[1]), path))
+        return sorted(found)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest that is whole; a damaged one is passed over with a warning."""
+        damaged = []
+        for number, path in reversed(self.all()):
+            try:
+                found = read(path)
+            except (ValueError, OSError) as error:
+                damaged.append(path.name)
+                warnings.warn(
+                    f"{path} is damaged ({error}); going on with the checkpoint before it.",
+                    stacklevel=2,
+                )
+                continue
+            if found.step != number:
+                raise ValueError(f"{path} says it is of step {found.step}; was it renamed?")
+            return found
+        if damaged:
+            raise ValueError(
+                f"all checkpoints in {self.folder} are damaged ({', '.join(damaged)}); expected "
+                "one that is whole. Restore one from a copy, or use another folder to start anew."
+            )
+        return None
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, checked against its checksums."""
+    state = _state(path)
+    for name, expected in state["files"].items():
+        file = path / name
+        if not file.exists():
+            raise ValueError(f"{name} is missing")
+        if digest(file) != expected:
+            raise ValueError(f"{name} is not what was written")
+    return Checkpoint(path, state["step"], state, read_tensors(path / WEIGHTS))
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{STATE} can't be read ({error})") from error
+    if not isinstance(state, dict) or not isinstance(state.get("files"), dict):
+        raise ValueError(f"{STATE} is not that of a checkpoint")
+    if state.get("format") != FORMAT:
+        raise ValueError(
+            f"{STATE} has format {state.get('format')!r} and this version reads {FORMAT}"
+        )
+    return state

@@ -1,0 +1,78 @@
+"""Several processes as one: who does what, and how they agree.
+
+`torchrun` starts the processes and says who they are in the environment. The batch is that of the
+whole run; every process takes an equal share of it, and gradients are averaged. Since noise is a
+function of an example's place in the run, no process repeats another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from ornstein.ledger import processes
+
+
+def default_device() -> torch.device:
+    """CUDA where there is one, this process's own under torchrun."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@contextlib.contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Join the other processes if torchrun started this one, and leave them at the end."""
+    wanted = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not wanted or torch.distributed.is_initialized():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def share(batch: int, accumulate: int) -> int:
+    """Examples that this process does at a time."""
+    world = processes()[1]
+    if batch % (world * accumulate):
+        near = max(1, round(batch / (world * accumulate))) * world * accumulate
+        raise ValueError(
+            f"a batch of {batch} can't be shared evenly by {world} processes in {accumulate} "
+            f"part{'s' if accumulate > 1 else ''} each; expected a multiple of "
+            f"{world * accumulate}, such as {near}."
+        )
+    return batch // (world * accumulate)
+
+
+def wrapped(loss: nn.Module, device: torch.device, unused: bool) -> nn.Module:
+    """The loss with gradients averaged over the processes."""
+    if processes()[1] == 1 or not any(p.requires_grad for p in loss.parameters()):
+        return loss
+    kind = nn.parallel.DistributedDataParallel
+    known = inspect.signature(kind.__init__).parameters
+    # no buffer changes but those of a proposal that is refused; the option has two names
+    quiet = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return kind(
+        loss,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        find_unused_parameters=unused,
+        gradient_as_bucket_view=True,
+        **{quiet: False},
+    )
+
+
+def unsynchronised(loss: nn.Module, wanted: bool) -> contextlib.AbstractContextManager[None]:
+    """Gradients stay with their process for now: all parts of a step but the last."""
+    if wanted and isinstance(loss, nn.parallel.DistributedDataParallel):
+        return loss.no_sync()
+    return contextlib.nullcontext()

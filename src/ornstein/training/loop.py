@@ -1,0 +1,461 @@
+"""The training loop: `for step in ornstein.fit(model, data, training): …`
+
+A step takes the next `batch` places of an endless stream of examples. The order of the examples,
+their times and their noise are functions of (seed, place), dropout of (seed, step, process). So a
+run is reproducible from its options alone: interrupted and resumed, or shared by several processes,
+it computes the same numbers.
+
+    examples → loss → gradients (averaged over processes) → clipped → Adam → running mean
+
+With a folder the loop also keeps what a run needs to go on, and looks at the validation split and
+at samples from fixed noise now and then. Nothing is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ornstein.data import Dataset, Split, Stream
+from ornstein.diffusion import Diffusion
+from ornstein.evaluation import Evaluation, evaluate
+from ornstein.ledger import agree, any_failed, processes
+from ornstein.parts import described
+from ornstein.sampling import Ancestral, sample
+from ornstein.score import ScoreModel
+from ornstein.training.average import Average
+from ornstein.training.checkpoints import Checkpoint, Checkpoints
+from ornstein.training.distribution import share, unsynchronised, wrapped
+from ornstein.training.loss import VALUES, Loss
+from ornstein.training.options import Training
+from ornstein.training.records import to_record
+from ornstein.training.run import Run
+from ornstein.training.state import State
+from ornstein.training.stopping import Diverged, Interrupted, Signals
+
+BOUNDS = ("elbo", "mism")
+RUNAWAY = 10.0  # a loss so many times its smallest, and above its first, has diverged
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of the optimiser did. Numbers are read from the device when asked for."""
+
+    number: int  # of steps done so far
+    total: int
+    epoch: float  # of the training split, so far
+    learning_rate: float
+    model: ScoreModel  # as it is trained …
+    averaged: ScoreModel  # … and the running mean of it, which is the one to use
+    values: Tensor  # (6,) on the device, see `loss.VALUES`
+    metrics: dict[str, Any] | None = None  # means since the last such line, where one was due
+    validation: Evaluation | None = None  # of the averaged model, where a look was due
+    samples: Tensor | None = None  # of the averaged model, where a grid was due
+    saved: Path | None = None  # a checkpoint, where one was written
+
+    @property
+    def loss(self) -> float:
+        """What is minimised: bits/dim where it is a bound."""
+        return self.values[0].item()
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Prior, diffusion and reconstruction in bits/dim."""
+        return dict(zip(VALUES[1:4], self.values[1:4].tolist(), strict=True))
+
+
+def fit(
+    model: ScoreModel,
+    data: Dataset | Tensor,
+    training: Training | None = None,
+    *,
+    folder: str | Path | None = None,
+    record: Mapping[str, Any] | None = None,
+) -> Generator[Step, None, None]:
+    """Train a model in place, one step at a time; iterate over it.
+
+    data: a Dataset, or a tensor of training examples (N, *shape).
+    folder: of the run; the same call goes on where it was. SIGINT and SIGTERM save and raise
+        `Interrupted`; leaving the loop early saves too.
+    record: how model and data were made, to be kept and compared in the run's config.
+    """
+    job = _Job(model, data, training or Training(), folder, record)
+    return job.steps()
+
+
+def run_record(
+    model: ScoreModel,
+    data: Dataset,
+    training: Training,
+    given: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What decides a run, as its config keeps it."""
+    record: dict[str, Any] = {} if given is None else {"experiment": dict(given)}
+    record["training"] = to_record(training)
+    try:
+        record["model"] = described(model)
+    except ValueError:  # a network or a process of the user's own
+        record["model"] = {"network": type(model.network).__name__}
+    record["data"] = data.describe()
+    return record
+
+
+class _Job:
+    """One call of fit."""
+
+    def __init__(
+        self,
+        model: ScoreModel,
+        data: Dataset | Tensor,
+        training: Training,
+        folder: str | Path | None,
+        record: Mapping[str, Any] | None,
+    ) -> None:
+        if not isinstance(model, ScoreModel):
+            raise ValueError(
+                f"fit got a model of type {type(model).__name__}; expected "
+                "ornstein.ScoreModel(network, process)."
+            )
+        if not isinstance(training, Training):
+            raise ValueError(
+                f"fit got training={training!r}; expected ornstein.Training(steps=…, batch=…)."
+            )
+        self.model, self.training = model, training
+        self.data = data if isinstance(data, Dataset) else _only_training(data)
+        self.device = model.process.device
+        self.rank, self.world = processes()
+        self.micro = share(training.batch, training.accumulate)
+        model.check_data(self.data.train.x[:2].to(self.device), model.likelihood)
+        if training.objective.times == "adaptive" and self.world > 1:
+            raise ValueError(
+                "times='adaptive' learns from what one process sees, and there are "
+                f"{self.world}; expected another proposal, such as 'natural'."
+            )
+        self.run = None if folder is None else Run(Path(folder))
+        self.checkpoints = (
+            None
+            if folder is None
+            else Checkpoints(Path(folder) / "checkpoints", training.watch.keep)
+        )
+        self.record = run_record(model, self.data, training, record)
+        if self.run is not None:
+            self.run.check(self.record)
+        self.stream = Stream(self.data.train.x, training.seed, self.device, training.flips)
+        objective = training.objective
+        self.loss = Loss(model, objective, training.seed, training.precision == "bfloat16")
+        self.average = Average(model, training.ema)
+        self.state = State(self.loss, self.average, training)
+        self.step_loss = self._prepared()
+
+    def _prepared(self) -> nn.Module:
+        """The loss, shared over processes and compiled as asked for."""
+        loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
+        how = self.training.compile
+        if how == "on" or (how == "auto" and self.device.type == "cuda"):
+            loss = torch.compile(loss)  # type: ignore[assignment]
+            self.compiled = True
+        else:
+            self.compiled = False
+        return loss
+
+    def _some_unused(self) -> bool:
+        """Whether the loss leaves out a parameter, such as a learned rate that cancels."""
+        x = self.stream.take(0, 1)
+        self.loss(x, torch.zeros(1, dtype=torch.int64, device=self.device))[0].backward()
+        unused = any(p.grad is None for p in self.model.parameters() if p.requires_grad)
+        self.model.zero_grad(set_to_none=True)
+        return unused
+
+    # ---------------------------------------------------------------- the loop
+
+    def steps(self) -> Generator[Step, None, None]:
+        lock = self.run.locked() if self.run is not None and self.rank == 0 else None
+        with contextlib.ExitStack() as stack:
+            if lock is not None:
+                stack.enter_context(lock)
+            signals = Signals()
+            if self.run is not None:
+                stack.enter_context(signals.listening())
+            self._resume()
+            was_training = self.model.training
+            stack.callback(lambda: self.model.train(was_training))
+            self.model.train()
+            while self.state.step < self.training.steps:
+                step = self._watched(self._step())
+                self._stop_if_told(signals)
+                try:
+                    yield step
+                except GeneratorExit:  # the user left the loop
+                    self._leave()
+                    raise
+
+    def _step(self) -> Step:
+        """One step of the optimiser."""
+        state, options = self.state, self.training
+        torch.manual_seed(_mixed(options.seed, state.step, self.rank))  # dropout
+        optimiser = state.optimiser
+        optimiser.zero_grad(set_to_none=True)
+        first = state.step * options.batch + self.rank * self.micro * options.accumulate
+        values = torch.zeros(len(VALUES), dtype=torch.float64, device=self.device)
+        try:
+            for part in range(options.accumulate):
+                start = first + part * self.micro
+                x = self.stream.take(start, self.micro)
+                index = torch.arange(start, start + self.micro, device=self.device)
+                last = part == options.accumulate - 1
+                with unsynchronised(self.step_loss, not last):
+                    loss, told = self.step_loss(x, index)
+                    (loss / options.accumulate).backward()
+                values = _merged(values, told, part)
+        except ValueError as error:
+            if state.step == 0:
+                raise  # the user's data or model
+            raise Diverged(f"step {state.step + 1}: {error}{self._last_good()}") from error
+        rate = state.clip_and_step()
+        self.average.update(state.step)
+        state.step += 1
+        if self.compiled and self.model.process.learned and state.step % 100 == 0:
+            self.model.process.replan()  # inside a graph it can't see that it has outgrown
+        state.heard(self._everyones(values))
+        return Step(
+            number=state.step,
+            total=options.steps,
+            epoch=self.stream.epoch(state.step * options.batch),
+            learning_rate=rate,
+            model=self.model,
+            averaged=self.average.model,
+            values=state.last,
+        )
+
+    def _everyones(self, values: Tensor) -> Tensor:
+        """The means over all processes; the worst error is this process's own."""
+        if self.world > 1:
+            means = values[:4].clone()
+            torch.distributed.all_reduce(means)
+            values = torch.cat([means / self.world, values[4:]])
+        return values
+
+    # ---------------------------------------------------------------- along the way
+
+    def _watched(self, step: Step) -> Step:
+        """Do what is due after this step."""
+        watch, state, total = self.training.watch, self.state, self.training.steps
+        done = step.number
+        if done % watch.log_every == 0 or done == total:
+            self._check()
+            step = replace(step, metrics=self._log(step))
+        with state.aside():
+            return self._looked(step)
+
+    def _looked(self, step: Step) -> Step:
+        """Validation, samples and a checkpoint, where they are due."""
+        watch, state, total = self.training.watch, self.state, self.training.steps
+        done = step.number
+        due = bool(watch.valid_every) and (done % watch.valid_every == 0 or done == total)
+        improved = False
+        if due and len(self.data.valid):
+            step = replace(step, validation=self._validate(done))
+            improved = state.best is not None and state.best["step"] == done
+        if watch.sample_every and (done % watch.sample_every == 0 or done == total):
+            step = replace(step, samples=self._samples())
+        if self._save_due(done, improved):
+            step = replace(step, saved=self._save())
+        return step
+
+    def _check(self) -> None:
+        """Raise if the steps since the last check are no good."""
+        bad = self.state.first_bad()
+        if any_failed(bad is not None, self.device):
+            if bad is None:
+                raise Diverged("another process of this run has diverged; see its message")
+            raise Diverged(self._explained(*bad) + self._last_good())
+        mean = self.state.mean_loss()
+        key = "diffusion" if self.training.objective.objective in BOUNDS else "loss"
+        error = mean[key]
+        if self.state.ran_away(error, RUNAWAY):
+            raise Diverged(
+                f"step {self.state.step}: {key} is {error:.4g}, {RUNAWAY:g} times its smallest so "
+                f"far, {self.state.smallest:.4g}; the run has diverged. Lower the learning rate."
+                + self._last_good()
+            )
+
+    def _log(self, step: Step) -> dict[str, Any]:
+        mean, state = self.state.mean_loss(), self.state
+        line: dict[str, Any] = {"step": step.number, **mean}
+        if self.training.objective.objective in BOUNDS:
+            line["bits_per_dim"] = line.pop("loss")
+        line["epoch"], line["learning_rate"] = round(step.epoch, 4), step.learning_rate
+        line.update(state.gradient_norms())
+        process = self.model.process
+        if process.learned and isinstance(process, Diffusion):
+            line["Q"] = process.Q.detach().cpu().tolist()
+            line["D"] = process.D.detach().cpu().tolist()
+        line["seconds"] = round(state.seconds(), 3)
+        line["examples_per_second"] = round(state.speed(self.training.batch), 2)
+        state.forget()
+        if self.run is not None and self.rank == 0:
+            self.run.note(line)
+        return line
+
+    def _validate(self, done: int) -> Evaluation:
+        watch = self.training.watch
+        found = evaluate(
+            self.average.settle(),
+            self.data.valid.x[: watch.valid_examples],
+            draws=watch.valid_draws,
+            batch_size=max(256, self.micro),
+            seed=self.training.seed,
+            quiet=True,
+        )
+        best = self.state.best
+        if best is None or found.bits_per_dim < best["bits_per_dim"]:
+            self.state.best = {
+                "step": done,
+                "bits_per_dim": found.bits_per_dim,
+                "standard_error": found.standard_error,
+            }
+        if self.run is not None and self.rank == 0:
+            self.run.note(
+                {
+                    "step": done,
+                    "valid_bits_per_dim": found.bits_per_dim,
+                    "valid_standard_error": found.standard_error,
+                    "valid_prior": found.prior,
+                    "valid_diffusion": found.diffusion,
+                    "valid_reconstruction": found.reconstruction,
+                }
+            )
+        return found
+
+    def _samples(self) -> Tensor:
+        watch = self.training.watch
+        return sample(
+            self.average.settle(),
+            watch.samples,
+            Ancestral(watch.sample_steps),
+            seed=self.training.seed,
+            shape=self.data.shape,
+            batch_size=max(64, self.micro),
+        )
+
+    # ---------------------------------------------------------------- keeping
+
+    def _save_due(self, done: int, improved: bool) -> bool:
+        if self.run is None or self.rank != 0:
+            return False
+        watch = self.training.watch
+        if improved or done == self.training.steps:
+            return True
+        if watch.save_every:
+            return done % watch.save_every == 0
+        return time.monotonic() - self.state.saved_at > 60 * watch.save_minutes
+
+    def _save(self) -> Path | None:
+        """Write a checkpoint of good numbers; by the first process alone."""
+        if self.checkpoints is None or self.rank != 0:
+            return None
+        state = self.state
+        bad = state.first_bad()
+        if bad is not None:
+            raise Diverged(self._explained(*bad) + self._last_good())
+        best = state.best
+        figures = None
+        if best is not None and best["step"] == state.step:
+            figures = {**best, "split": "validation", "bound": self.model.likelihood.name}
+        path = self.checkpoints.save(
+            state.step,
+            self.average.settle(),
+            state.tensors(),
+            state.record(),
+            None if best is None else best["step"],
+            figures,
+            self.data.describe(),
+        )
+        state.saved_at, state.saved = time.monotonic(), state.step
+        return path
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        found: Checkpoint | None = None
+        if self.checkpoints is not None:
+            found = self.checkpoints.latest()
+            if found is not None:
+                self.state.restore(found)
+            if not agree([self.state.step], self.device):
+                raise ValueError(
+                    "the processes found different checkpoints; expected one folder that all of "
+                    "them see. Put the run on a shared disk."
+                )
+            if self.run is not None and self.rank == 0:
+                self.run.begin(self.record, self.state.step)
+        self.state.started()
+
+    def _stop_if_told(self, signals: Signals) -> None:
+        often = self.device.type == "cpu" or self.state.step % self.training.watch.log_every == 0
+        told = bool(signals.received)
+        if self.world > 1 and self.run is not None:
+            told = often and any_failed(told, self.device)  # all stop after the same step
+        if told:
+            number = signals.received or 15
+            if self.state.saved != self.state.step:
+                self._save()
+            raise Interrupted(self.state.step, number)
+
+    def _leave(self) -> None:
+        """Save what is good and not saved yet."""
+        state = self.state
+        if self.run is not None and state.saved != state.step and state.first_bad() is None:
+            self._save()
+
+    # ---------------------------------------------------------------- explaining
+
+    def _explained(self, number: int, values: Tensor) -> str:
+        """What went wrong at a step."""
+        told = dict(zip(VALUES, values.tolist(), strict=True))
+        line = f"step {number}: the loss is {told['loss']:g}, not a number to go on with"
+        logsnr = told["worst_logsnr"]
+        if self.training.objective.objective in BOUNDS and math.isfinite(logsnr):
+            line += f"; its largest error ({told['worst_error']:g} bits/dim) is at log SNR "
+            line += f"{logsnr:.3f}{self.state.conditioning(logsnr)}"
+        return line + ". Lower the learning rate, or clip more."
+
+    def _last_good(self) -> str:
+        self.state.broken = True
+        if self.checkpoints is None:
+            return ""
+        steps = [step for step, _ in self.checkpoints.all()]
+        if not steps:
+            return " There is no checkpoint yet."
+        return f" The last good checkpoint is that of step {steps[-1]}."
+
+
+def _merged(values: Tensor, told: Tensor, part: int) -> Tensor:
+    """Means over the parts of a step so far; of the worst error the largest."""
+    means = values[:4] + (told[:4] - values[:4]) / (part + 1)
+    worse = (told[4] >= values[4]) | ~told[4].isfinite() if part else torch.ones_like(told[4]) > 0
+    return torch.cat([means, torch.where(worse, told[4:], values[4:])])
+
+
+def _only_training(x: Tensor) -> Dataset:
+    """A tensor of examples as a data set without other splits."""
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"fit got data of type {type(x).__name__}; expected a Dataset (ornstein.data.load) or "
+            "a tensor of examples, (N, *shape)."
+        )
+    nothing = Split(x[:0], None)
+    levels = None if x.is_floating_point() else 256
+    return Dataset("given", Split(x, None), nothing, nothing, levels, "given", "")
+
+
+def _mixed(seed: int, step: int, rank: int) -> int:
+    """A seed for torch's own generator."""
+    return (seed * 0x9E3779B1 + step * 0x85EBCA77 + rank * 0xC2B2AE3D + 1) % 2**63

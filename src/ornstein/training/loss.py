@@ -1,0 +1,96 @@
+"""One part of a training step as a module: examples in, a loss and its parts out.
+
+A module, so that it can be compiled and shared over processes as one. The noise of an example is a
+function of the seed and of its place in the run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ornstein.draws import Counted
+from ornstein.objectives import elbo, mism, noise_prediction, score_matching
+from ornstein.score import ScoreModel
+from ornstein.terms import Bound, natural_times
+from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uniform
+from ornstein.training.options import Objective
+
+#: what a part of a step tells; the first is minimised, the last two say where the error is largest
+VALUES = ("loss", "prior", "diffusion", "reconstruction", "worst_error", "worst_logsnr")
+
+
+class Loss(nn.Module):
+    """The objective of a model as it is trained, in bits per dimension where it is a bound."""
+
+    def __init__(self, model: ScoreModel, objective: Objective, seed: int, narrow: bool) -> None:
+        super().__init__()
+        self.model, self.objective, self.seed = model, objective, seed
+        self.narrow = narrow  # whether the network computes in bfloat16
+        self.times = proposal(model, objective)
+
+    def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, (), and VALUES, (6,) without gradient; index: (B,) places in the run."""
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.narrow):
+            return self._forward(x, index)
+
+    def _forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        options, random = self.objective, Counted(self.seed, index)
+        if options.objective in ("elbo", "mism"):
+            bound = self._bound(x, random)
+            scale = -1 / (bound.dims * math.log(2))
+            parts = [bound.prior, bound.diffusion, bound.reconstruction]
+            means = [scale * part.mean() for part in parts]
+            errors, at = bound.errors.flatten(), bound.logsnr.flatten()
+            sizes = errors.abs().nan_to_num(math.inf, math.inf, math.inf)
+            worst = sizes.argmax()
+            loss = bound.bits_per_dim.mean()
+            told = [loss, *means, -scale * errors[worst], at[worst]]
+        else:
+            dims = math.prod(x.shape[1:])
+            loss = self._simple(x, random).mean() / dims
+            told = [loss, *[torch.zeros_like(loss)] * 5]
+        return loss, torch.stack([value.detach() for value in told])
+
+    def _bound(self, x: Tensor, random: Counted) -> Bound:
+        options = self.objective
+        if options.objective == "mism":
+            return mism(self.model, x, draws=options.draws, times=self.times, random=random)
+        return elbo(
+            self.model,
+            x,
+            draws=options.draws,
+            times=self.times,
+            given=options.given,
+            random=random,
+        )
+
+    def _simple(self, x: Tensor, random: Counted) -> Tensor:
+        options = self.objective
+        loss = noise_prediction if options.objective == "noise_prediction" else score_matching
+        return loss(
+            self.model,
+            x,
+            draws=options.draws,
+            times=self.times,
+            given=options.given,
+            random=random,
+        )
+
+
+def proposal(model: ScoreModel, objective: Objective) -> Times:
+    """Where times are drawn."""
+    if objective.times == "natural":
+        natural = natural_times(model, objective.given)
+        natural.spread = objective.spread
+        return natural
+    makers: dict[str, type[Times]] = {
+        "information": Information,
+        "importance": Importance,
+        "logsnr": LogSNR,
+        "uniform": Uniform,
+        "adaptive": Adaptive,
+    }
+    return makers[objective.times](spread=objective.spread)

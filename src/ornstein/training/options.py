@@ -1,0 +1,198 @@
+"""Options of a training run as typed, frozen values: what is optimised, how, and what is kept.
+
+`Training` holds the others. Everything that decides the numbers of a run is in it, and they are
+a function of these options, the data and the model: not of the machine's clock, the number of
+processes or an interruption. What may change between two starts of one run is in `Watch`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ornstein.draws import SPREADS, Spread
+from ornstein.transition import Given
+
+Loss = Literal["elbo", "mism", "score_matching", "noise_prediction"]
+Proposal = Literal["natural", "information", "importance", "logsnr", "uniform", "adaptive"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised."""
+
+    objective: Loss = "elbo"
+    """The bound by denoising or by implicit score matching, or one of the simpler losses."""
+    draws: int = 1
+    """Times per example and step."""
+    times: Proposal = "natural"
+    """Where times are drawn; natural is what suits the model."""
+    spread: Spread = "stratified"
+    """How the times of a batch are spread."""
+    given: Given = "x"
+    """What the kernel is given: x alone, or all variables at time 0."""
+
+    def __post_init__(self) -> None:
+        _among(self, "objective", ("elbo", "mism", "score_matching", "noise_prediction"))
+        _among(
+            self,
+            "times",
+            ("natural", "information", "importance", "logsnr", "uniform", "adaptive"),
+        )
+        _among(self, "spread", SPREADS)
+        _among(self, "given", ("x", "state"))
+        _whole(self, "draws", 1)
+        if self.given == "state" and self.objective == "mism":
+            raise ValueError(
+                "given='state' with objective='mism', which integrates the auxiliary variables "
+                "out; expected given='x', or another objective."
+            )
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How it is minimised."""
+
+    optimiser: Literal["adamw", "adam"] = "adamw"
+    """AdamW, or Adam (whose weight decay is part of the gradient)."""
+    lr: float = 1e-3
+    """Learning rate of the network."""
+    process_lr: float = 1e-2
+    """Learning rate of the process, if it is learned."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Memory of the first and the second moment."""
+    weight_decay: float = 0.0
+    """Of the network's weights; a process is never decayed."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 for none."""
+    warmup: int = 100
+    """Steps over which the learning rates rise."""
+    decay: Literal["constant", "cosine"] = "constant"
+    """What the learning rates do after that."""
+    final: float = 0.0
+    """With cosine: their last value, as a part of the largest."""
+
+    def __post_init__(self) -> None:
+        _among(self, "optimiser", ("adamw", "adam"))
+        _among(self, "decay", ("constant", "cosine"))
+        for name in ("lr", "process_lr"):
+            _number(self, name, 0.0, math.inf, open_low=True)
+        for name in ("weight_decay", "clip"):
+            _number(self, name, 0.0, math.inf)
+        _number(self, "final", 0.0, 1.0)
+        _whole(self, "warmup", 0)
+        betas = self.betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas={betas!r}; expected two numbers in [0, 1), such as 0.9 0.99.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """By which learning rates are multiplied at a step, from 0: warm-up, then the decay."""
+        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.decay == "constant":
+            return rise
+        part = min(1.0, max(0, step - self.warmup) / max(1, steps - self.warmup))
+        return rise * (self.final + (1 - self.final) * (1 + math.cos(math.pi * part)) / 2)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is looked at and kept along the way. None of it changes the numbers of a run."""
+
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    valid_every: int = 1000
+    """Steps between two looks at the validation split; 0 for none."""
+    valid_examples: int = 1000
+    """At most so many of its examples."""
+    valid_draws: int = 2
+    """Times per example."""
+    sample_every: int = 1000
+    """Steps between two sample grids, always from the same noise; 0 for none."""
+    samples: int = 64
+    """Samples in a grid."""
+    sample_steps: int = 100
+    """Steps of its sampler."""
+    save_minutes: float = 5.0
+    """Minutes between two checkpoints: what may be lost at most."""
+    save_every: int = 0
+    """Steps between two checkpoints; 0 leaves it to the minutes."""
+    keep: int = 2
+    """How many checkpoints to keep, besides the best on validation."""
+
+    def __post_init__(self) -> None:
+        for name in ("valid_every", "sample_every", "save_every"):
+            _whole(self, name, 0)
+        for name in ("log_every", "valid_examples", "valid_draws", "samples", "sample_steps"):
+            _whole(self, name, 1)
+        _whole(self, "keep", 1)
+        _number(self, "save_minutes", 0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A whole run."""
+
+    steps: int = 10_000
+    """Steps of the optimiser."""
+    batch: int = 128
+    """Examples per step, over all processes and parts."""
+    accumulate: int = 1
+    """Parts that a process does its share of the batch in, to save memory."""
+    ema: float = 0.999
+    """Memory of the averages of all parameters, network and process; 0 for none."""
+    seed: int = 0
+    """Of everything random: weights, order, times, noise, dropout."""
+    flips: bool = False
+    """Mirror training images left-right at random."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the network's arithmetic; weights and kernels keep theirs."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the training step; auto is on for CUDA."""
+    objective: Objective = field(default_factory=Objective)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate"):
+            _whole(self, name, 1)
+        _whole(self, "seed", None)
+        _number(self, "ema", 0.0, 1.0, open_high=True)
+        _among(self, "precision", ("float32", "bfloat16"))
+        _among(self, "compile", ("auto", "on", "off"))
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _among(options: object, name: str, known: tuple[str, ...]) -> None:
+    value = getattr(options, name)
+    if value not in known:
+        raise ValueError(f"{name}={value!r}; expected one of {', '.join(known)}.")
+
+
+def _whole(options: object, name: str, least: int | None) -> None:
+    value = getattr(options, name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r}; expected a whole number.")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value!r}; expected a whole number ≥ {least}.")
+
+
+def _number(
+    options: object,
+    name: str,
+    low: float,
+    high: float,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> None:
+    value = getattr(options, name)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    good = good and (low < value if open_low else low <= value)
+    good = good and (value < high if open_high or math.isinf(high) else value <= high)
+    if not good:
+        most = "" if math.isinf(high) else f" and {'<' if open_high else '≤'} {high:g}"
+        raise ValueError(
+            f"{name}={value!r}; expected a number {'>' if open_low else '≥'} {low:g}{most}."
+        )

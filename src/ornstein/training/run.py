@@ -1,0 +1,162 @@
+"""A run is a folder: what was asked for, what came out, and how to go on.
+
+    config.json      resolved options, the model, the data, versions and commit of the first start
+    starts.jsonl     one line per start: step, versions, machine, commit
+    metrics.jsonl    one line per `log_every` steps; validation lines between them
+    checkpoints/     see `checkpoints`
+    samples/         pictures of samples from fixed noise
+
+Repeating a command goes on with its run. Other options in the same folder are refused, with the
+difference. A lock keeps two processes from writing to one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ornstein.files import write_text
+from ornstein.provenance import provenance
+from ornstein.training.records import differences
+
+FORMAT = 1
+CONFIG, METRICS, STARTS, LOCK = "config.json", "metrics.jsonl", "starts.jsonl", "run.lock"
+# what may differ between two starts of a run, since no number depends on it
+FREE = ("watch", "compile")
+
+
+class Run:
+    """The folder of a run, as the one process sees it that writes to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # ---------------------------------------------------------------- options
+
+    def check(self, record: dict[str, Any]) -> bool:
+        """Whether there is such a run already; one with other options is refused."""
+        path = self.folder / CONFIG
+        if not path.exists():
+            return False
+        before = read_config(self.folder)
+        old, new = _decisive(before), _decisive(record)
+        extended = _may_extend(old, new)
+        if extended:
+            old["training"]["steps"] = new["training"]["steps"]
+        changed = differences(old, new)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ValueError(
+                f"{self.folder} holds a run with other options:\n  {lines}\nExpected the same ones "
+                "to go on with it. Repeat them, or use another folder."
+            )
+        return True
+
+    def begin(self, record: dict[str, Any], step: int) -> None:
+        """Note a start, and forget metrics of steps that are about to be done again."""
+        where = provenance()
+        path = self.folder / CONFIG
+        before = read_config(self.folder) if path.exists() else {"provenance": where}
+        kept = {"format": FORMAT, **record, "provenance": before["provenance"]}
+        write_text(path, json.dumps(kept, indent=1, ensure_ascii=False))
+        lines = [line for line in self.metrics() if line["step"] <= step]
+        write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines))
+        self._append(STARTS, {"step": step, **where})
+
+    # ---------------------------------------------------------------- metrics
+
+    def note(self, line: dict[str, Any]) -> None:
+        """One more line of metrics."""
+        self._append(METRICS, line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines that are whole."""
+        return read_metrics(self.folder)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    # ---------------------------------------------------------------- one writer
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For as long as this process writes; the lock goes away with the process."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            import fcntl
+        except ImportError:  # Windows has other locks; go without
+            yield
+            return
+        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(
+                    f"another process is training in {self.folder}; expected one at a time. Wait "
+                    "for it or stop it, or use another folder."
+                ) from error
+            yield
+        finally:
+            os.close(handle)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a run."""
+    path = folder / CONFIG
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or "training" not in record:
+            raise ValueError("it has no training options")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} can't be read ({error}); expected the config of a run, as `ornstein train` "
+            "writes it."
+        ) from error
+    if record.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {record.get('format')!r} and this version reads {FORMAT}; "
+            "use the version that wrote it."
+        )
+    return record
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines of metrics that are whole; the last one may have been cut off."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def _decisive(record: dict[str, Any]) -> dict[str, Any]:
+    """What decides the numbers of a run."""
+    kept = {k: v for k, v in record.items() if k not in ("format", "provenance")}
+    kept = json.loads(json.dumps(kept))  # as a file would have it, and a copy
+    kept["training"] = {k: v for k, v in kept["training"].items() if k not in FREE}
+    if isinstance(kept.get("experiment"), dict):  # says the same again, in the user's words
+        again = kept["experiment"].get("training", {})
+        kept["experiment"]["training"] = {
+            k: v for k, v in again.items() if k not in (*FREE, "steps")
+        }
+    return kept
+
+
+def _may_extend(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a run may get more steps: with a constant learning rate nothing else changes."""
+    before, now = old["training"], new["training"]
+    constant = before["optimiser"]["decay"] == now["optimiser"]["decay"] == "constant"
+    return constant and isinstance(now["steps"], int) and now["steps"] >= before["steps"]

@@ -1,0 +1,240 @@
+"""What goes on from step to step: weights, moments, means since the last line, the best so far.
+
+All of it can be written to a checkpoint and restored, so that a run that was interrupted computes
+what one would have that never was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ornstein import sharing
+from ornstein.training.average import Average
+from ornstein.training.checkpoints import Checkpoint
+from ornstein.training.loss import VALUES, Loss
+from ornstein.training.options import Training
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class State:
+    """The state of a run in memory."""
+
+    def __init__(self, loss: Loss, average: Average, training: Training) -> None:
+        self.loss, self.model, self.average, self.training = loss, loss.model, average, training
+        self.step = 0
+        self.best: dict[str, Any] | None = None
+        self.saved = 0  # the step of the last checkpoint
+        self.broken = False  # whether numbers went bad, so that nothing may be saved
+        self.first: float | None = None  # the first mean of what is watched for divergence
+        self.smallest = math.inf
+        self.network = _trained(self.model.network, "network")
+        self.process = _trained(self.model.process, "process")
+        self.optimiser = self._optimiser()
+        self.rates = [group["lr"] for group in self.optimiser.param_groups]
+        device = self.model.process.device
+        self.last = torch.zeros(len(VALUES), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(VALUES) + 2, dtype=torch.float64, device=device)
+        self.count = 0  # steps in `sums`
+        self._norms = torch.zeros(2, dtype=torch.float64, device=device)
+        self._recent: list[Tensor] = []  # values of steps not looked at yet
+        self._good_plan = self.model.process.plan()
+        self.started()
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        options = self.training.optimiser
+        groups: list[dict[str, Any]] = []
+        if self.network:
+            decay = {"lr": options.lr, "weight_decay": options.weight_decay}
+            groups.append({"params": list(self.network.values()), **decay})
+        if self.process:
+            decay = {"lr": options.process_lr, "weight_decay": 0.0}
+            groups.append({"params": list(self.process.values()), **decay})
+        if not groups:
+            raise ValueError(
+                "neither the network nor the process has a parameter that requires a gradient; "
+                "expected something to train."
+            )
+        kind = torch.optim.AdamW if options.optimiser == "adamw" else torch.optim.Adam
+        return kind(groups, betas=options.betas)
+
+    # ---------------------------------------------------------------- a step
+
+    def clip_and_step(self) -> float:
+        """Clip the gradients of network and process, and use them; the network's learning rate."""
+        options, optimiser = self.training.optimiser, self.optimiser
+        most = options.clip if options.clip > 0 else math.inf
+        norms = [
+            nn.utils.clip_grad_norm_(group["params"], most) for group in optimiser.param_groups
+        ]
+        self._norms = torch.stack([norm.detach().to(torch.float64) for norm in norms])
+        factor = options.factor(self.step, self.training.steps)
+        for group, rate in zip(optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        optimiser.step()
+        return self.rates[0] * factor
+
+    def heard(self, values: Tensor) -> None:
+        """Add a step's values to the means; nothing is read from the device."""
+        self.last = values
+        self._recent.append(torch.cat([values, self._norms.sum().reshape(1)]))
+        norms = torch.nn.functional.pad(self._norms, (0, 2 - len(self._norms)))
+        self.sums += torch.cat([values, norms])
+        self.count += 1
+
+    def first_bad(self) -> tuple[int, Tensor] | None:
+        """The first step since the last look with a loss or gradient that is no number."""
+        if not self._recent:
+            return None
+        table = torch.stack(self._recent).cpu()
+        bad = ~torch.cat([table[:, :1], table[:, -1:]], 1).isfinite().all(1)
+        if not bool(bad.any()):
+            self._recent = []
+            self._good_plan = self.model.process.plan() if self.process else self._good_plan
+            return None
+        at = int(bad.nonzero()[0])
+        self.broken = True
+        return self.step - len(table) + at + 1, table[at, : len(VALUES)]
+
+    def mean_loss(self) -> dict[str, float]:
+        """Means since the last line, by name."""
+        means = (self.sums / max(self.count, 1)).tolist()
+        names = ("loss",) if self._simple() else VALUES[:4]
+        return dict(zip(names, means, strict=False))
+
+    def gradient_norms(self) -> dict[str, float]:
+        """Mean norms of the gradients, before clipping, since the last line."""
+        trained = (("network", self.network), ("process", self.process))
+        names = [name for name, some in trained if some]
+        means = (self.sums[len(VALUES) :] / max(self.count, 1)).tolist()
+        return {f"gradient_{name}": value for name, value in zip(names, means, strict=False)}
+
+    def ran_away(self, error: float, times: float) -> bool:
+        """Whether this mean is far above the smallest so far."""
+        first = self.first
+        self.first = error if first is None else first
+        self.smallest = min(self.smallest, error)
+        return first is not None and error > max(times * self.smallest, first) > 0
+
+    def forget(self) -> None:
+        """After a line of metrics."""
+        self.sums.zero_()
+        self.count = 0
+        self._speed_from = time.monotonic(), self.step
+
+    def _simple(self) -> bool:
+        return self.training.objective.objective not in ("elbo", "mism")
+
+    # ---------------------------------------------------------------- time
+
+    def started(self) -> None:
+        """Begin to count time."""
+        self._since, self._before = time.monotonic(), getattr(self, "_before", 0.0)
+        self.saved_at = time.monotonic()
+        self._speed_from = time.monotonic(), self.step
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Something else than training: its time does not count for the speed."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            at, step = self._speed_from
+            self._speed_from = at + time.monotonic() - began, step
+
+    def seconds(self) -> float:
+        """Of training, over all starts."""
+        return self._before + time.monotonic() - self._since
+
+    def speed(self, batch: int) -> float:
+        """Examples per second since the last line."""
+        at, step = self._speed_from
+        return (self.step - step) * batch / max(time.monotonic() - at, 1e-9)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is a tensor, by name."""
+        found = {f"model.{name}": value for name, value in _own(self.model).items()}
+        found |= {f"times.{name}": value for name, value in self.loss.times.state_dict().items()}
+        for name, parameter in {**self.network, **self.process}.items():
+            moments = self.optimiser.state.get(parameter, {})
+            for moment in MOMENTS:
+                if moment in moments:
+                    found[f"{moment}.{name}"] = moments[moment]
+        found["sums"], found["plan"] = self.sums, self.model.process.plan()
+        return {name: value.clone() for name, value in found.items()}
+
+    def record(self) -> dict[str, Any]:
+        """Everything else, for JSON."""
+        return {
+            "best": self.best,
+            "count": self.count,
+            "first": self.first,
+            "smallest": None if math.isinf(self.smallest) else self.smallest,
+            "seconds": self.seconds(),
+        }
+
+    def restore(self, found: Checkpoint) -> None:
+        """Go on from a checkpoint."""
+        tensors, state = found.tensors, found.state
+        own = {name[6:]: value for name, value in tensors.items() if name.startswith("model.")}
+        try:
+            self.model.load_state_dict(own)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{found.folder} is of another model ({error}); expected the network and the "
+                "process of this run."
+            ) from error
+        times = {name[6:]: value for name, value in tensors.items() if name.startswith("times.")}
+        self.loss.times.load_state_dict(times)
+        for name, parameter in {**self.network, **self.process}.items():
+            moments = {m: tensors[f"{m}.{name}"] for m in MOMENTS if f"{m}.{name}" in tensors}
+            if moments:  # Adam keeps its count of steps on the CPU
+                self.optimiser.state[parameter] = {
+                    m: v.clone() if m == "step" else v.to(parameter.device)
+                    for m, v in moments.items()
+                }
+        if self.average.memory > 0:
+            self.average.model.load_state_dict(sharing.read(found.folder).tensors)
+        self.sums.copy_(tensors["sums"])
+        self.model.process.follow(tensors["plan"])
+        self.step, self.count, self.best = found.step, state["count"], state["best"]
+        self.first = state["first"]
+        self.smallest = math.inf if state["smallest"] is None else state["smallest"]
+        self.saved, self._before = found.step, state["seconds"]
+
+    # ---------------------------------------------------------------- explaining
+
+    def conditioning(self, logsnr: float) -> str:
+        """Where on the process's clock a log SNR is, and how its kernel is there."""
+        process = self.model.process
+        if any(not bool(p.isfinite().all()) for p in process.parameters()):
+            return ", where the process itself is not finite any more"
+        with torch.no_grad():
+            try:
+                s = process.time_of_noise(math.exp(-logsnr / 2))
+                diagonal = process.transition(s).cholesky.diagonal(dim1=-2, dim2=-1)
+            except ValueError as error:
+                return f", where the kernel fails: {error}"
+        worst = (diagonal.max() / diagonal.min()).item()
+        return f", s = {s.item():.4g}, where the kernel's condition is {worst:.2g}"
+
+
+def _trained(module: object, kind: str) -> dict[str, nn.Parameter]:
+    """What of a module is trained, by name."""
+    if not isinstance(module, nn.Module):
+        return {}
+    return {f"{kind}.{n}": p for n, p in module.named_parameters() if p.requires_grad}
+
+
+def _own(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.state_dict())
