@@ -1,5 +1,6 @@
 """ornstein: multivariate diffusion models with any linear noising process."""
 
+from ornstein import adapters, data, networks
 from ornstein.diagnostics import Diagnosis, diagnose
 from ornstein.diffusion import Diffusion, LinearSDE
 from ornstein.draws import Counted, Draws, Generated
@@ -79,8 +80,10 @@ __all__ = [
     "Tweedie",
     "Uniform",
     "Watch",
+    "adapters",
     "alda",
     "cld",
+    "data",
     "diagnose",
     "elbo",
     "evaluate",
@@ -88,6 +91,7 @@ __all__ = [
     "learned",
     "malda",
     "mism",
+    "networks",
     "noise_prediction",
     "psld",
     "sample",

@@ -22,6 +22,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ornstein.linalg import constant_in_graphs
+
 Spread = Literal["independent", "stratified", "antithetic"]
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 SPREADS = ("independent", "stratified", "antithetic")
@@ -155,7 +157,7 @@ class Counted(Draws):
         return torch.where(self.index % 2 == 0, u, 1 - u).clamp(max=1 - 2**-53)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _stream(seed: int, round: int, purpose: str) -> int:
     """Where the numbers for a purpose begin."""
     return _signed(seed * _STEP + (round << 32) + zlib.crc32(purpose.encode()))

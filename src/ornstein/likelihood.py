@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ornstein.linalg import gauss_legendre, in_graph
+from ornstein.linalg import constant_in_graphs, gauss_legendre, in_graph
 from ornstein.parts import Record, part
 
 PART_OF_A_BIN = 1 / 6  # standard error of x at the truncation, where levels set the scale …
@@ -213,7 +213,7 @@ class Discrete(OfPixels):
         table = self.table(sigma) if isinstance(sigma, Tensor) else self.kept(sigma, x.device)
         return table[x.long()].flatten(1).sum(1)
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant_in_graphs
     def kept(self, sigma: float, device: torch.device) -> Tensor:
         """The table of a standard error that stays the same; made once, outside of any graph."""
         if (sigma, device) not in self._tables:

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 from ornstein import gpu
 
 EPS = 2.0**-52
+T = TypeVar("T")
 
 
 def in_graph() -> bool:
@@ -36,6 +37,12 @@ def in_graph() -> bool:
     return torch.compiler.is_compiling() or (
         torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     )
+
+
+def constant_in_graphs(function: T) -> T:
+    """What torch.compiler.assume_constant_result does, without importing the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def _reflect(columns: Tensor, with_rows: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -47,7 +47,7 @@ MOST_GAP = 0.1  # nats per coordinate between y_T and the prior that samples may
 
 @dataclass(frozen=True)
 class SamplingStep:
-    """What a callback sees after a step. The tensors are those of the sampler: copy to keep."""
+    """What a callback sees after a step; the tensors are the sampler's own, not copies."""
 
     number: int  # 1 … total
     total: int

@@ -365,7 +365,7 @@ class ScoreModel(nn.Module):
         if shared.plan is None:
             model.process.replan()
         else:
-            model.process.follow(torch.tensor(shared.plan, dtype=torch.float64))
+            model.process.follow(torch.tensor(shared.plan, dtype=torch.float64, device="cpu"))
         return model.eval()
 
     def push_to_hub(

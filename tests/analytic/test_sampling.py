@@ -36,6 +36,7 @@ from ornstein import (
     ScoreModel,
     Tweedie,
 )
+from ornstein.diagnostics import prior_gap
 from ornstein.networks import MLP, UNet
 from ornstein.sampling import (
     GRIDS,
@@ -49,6 +50,7 @@ from ornstein.sampling import (
     sample,
 )
 from tests.analytic.test_bound_gaussian import MEAN, STD, Zero, gaussian_model, made
+from tests.analytic.test_bound_gaussian import seed as seed  # a fixture
 from tests.analytic.test_bound_mixture import (
     Exact,
     ExactJoint,
@@ -389,8 +391,9 @@ def test_the_step_against_fifty_digits(name: str) -> None:
             L, M, N = posterior(process, *times.tolist())
             inverse = mp.inverse(L)
             noise, fresh = (mp.matrix(m[0].tolist()) for m in (moves.noise, moves.fresh))
-            assert _largest(inverse * (noise - M)) <= (1e-10 if times[0] < 0.05 else 1e-14)
-            assert _largest(inverse * (fresh * fresh.T - N * N.T) * inverse.T) <= 1e-13
+            allowed = 1e-10 if times[0] <= 1e-2 else 1e-14
+            assert _largest(inverse * (noise - M)) <= allowed
+            assert _largest(inverse * (fresh * fresh.T - N * N.T) * inverse.T) <= allowed
             assert max(abs(fresh[i, i] / N[i, i] - 1) for i in range(process.n_vars)) <= 1e-7
 
 
@@ -420,13 +423,19 @@ def test_steps_that_the_kernel_itself_refuses(K: int) -> None:
 # ---------------------------------------------------------------- Gaussian data
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:-1])
 def test_ancestral_law_converges_with_order_one(name: str) -> None:
-    """The variance lacks O(1/n); what is left after extrapolation is O(n⁻³) and the prior's gap."""
-    model = gaussian(made(name))
+    """The variance lacks O(1/n); what is left after extrapolation is O(n⁻³) and the prior's gap.
+
+    The mean is exact but for the prior, which has mean zero: a difference of two Gaussian laws by
+    δ standard deviations is δ²/2 nats, and no step can make it larger.
+    """
+    process = made(name)
+    model, factor = gaussian(process), torch.linalg.cholesky(process.prior_covariance)
+    gap = prior_gap(process.transition(process.horizon), factor, CENTRE**2 + SPREAD**2)
     laws = [law(model, Ancestral(n)) for n in (50, 100, 200)]
-    for mean, _ in laws:  # exact but for the prior, which has mean zero
-        assert abs(mean - CENTRE) <= 1e-3
+    for mean, _ in laws:
+        assert abs(mean - CENTRE) <= SPREAD * math.sqrt(2 * float(gap)) + 1e-12
     errors = [variance / SPREAD**2 - 1 for _, variance in laws]
     assert 1.75 <= errors[0] / errors[1] <= 2.0 and 1.85 <= errors[1] / errors[2] <= 2.0
     assert abs(extrapolated(errors)) <= 3e-3
@@ -434,31 +443,37 @@ def test_ancestral_law_converges_with_order_one(name: str) -> None:
 
 @pytest.mark.parametrize("parametrisation", ["channel", "joint"])
 @pytest.mark.parametrize("name", ["vpsde", "cld", "alda", "learned-2-full", "random-2"])
-def test_samples_have_the_law_of_the_solver(name: str, parametrisation: str) -> None:
-    """Mean and variance over samples and coordinates, within three standard errors."""
+def test_samples_have_the_law_of_the_solver(name: str, parametrisation: str, seed: int) -> None:
+    """Mean and variance over samples and coordinates: 20 figures, each within four errors."""
     model = gaussian(made(name), parametrisation)
     solver = Ancestral(12)
     mean, variance = law(model, solver)
-    x = sample(model, 400, solver, seed=5, shape=(5, 10)).to(F64).flatten()
-    assert abs(float(x.mean()) - mean) <= 3 * math.sqrt(variance / len(x))
+    x = sample(model, 400, solver, seed=seed, shape=(5, 10)).to(F64).flatten()
+    assert abs(float(x.mean()) - mean) <= 4 * math.sqrt(variance / len(x))
     found = float((x - mean).square().mean())
-    assert abs(found / variance - 1) <= 3 * math.sqrt(2 / len(x))
+    assert abs(found / variance - 1) <= 4 * math.sqrt(2 / len(x))
 
 
 @pytest.mark.parametrize("name", ["vpsde", "cld", "alda"])
-def test_many_steps_give_the_data(name: str) -> None:
+def test_many_steps_give_the_data(name: str, seed: int) -> None:
     """Means and variances of all coordinates, each with its own mean and width."""
     model = gaussian_model(made(name), times=8, level=1e-3)
-    x = sample(model, 250, Ancestral(600), seed=2, shape=(32,)).to(F64).reshape(-1, 8, 4)
+    x = sample(model, 250, Ancestral(600), seed=seed, shape=(32,)).to(F64).reshape(-1, 8, 4)
     count = x.shape[0] * x.shape[1]
     z = ((x - MEAN) / STD).flatten(0, 1)
     assert float(z.mean(0).abs().max()) <= 3 / math.sqrt(count)
-    # 1/600 of a step's bias in the variance is a third of a standard error
-    assert float((z.square().mean(0) - 1).abs().max()) <= 3.4 * math.sqrt(2 / count)
+    # 600 steps lack 2 % of the variance, by the law above
+    assert float((z.square().mean(0) - 0.98).abs().max()) <= 3 * math.sqrt(2 / count)
 
 
-@pytest.mark.parametrize("grid", ["logsnr", "uniform"])
-@pytest.mark.parametrize("name", ["vpsde", "subvpsde", "cld", "psld", "alda", "malda"])
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        *((name, "logsnr") for name in ("vpsde", "subvpsde", "cld", "alda", "malda")),
+        ("psld", "uniform"),
+        ("alda", "uniform"),
+    ],
+)
 def test_euler_maruyama_has_weak_order_one(name: str, grid: Any) -> None:
     model = gaussian(made(name), truncation=NoiseLevel(0.02))
     laws = [law(model, EulerMaruyama(n, grid)) for n in (200, 400, 800)]
@@ -475,8 +490,7 @@ def test_euler_maruyama_is_the_formula() -> None:
     model = model_of(data, process, Exact(data))
     times = torch.tensor([0.5, 0.47], dtype=F64)
     way = Way.of(model, times, (3,))
-    y, _ = way.kernel.sample(data.sample(2))
-    xi = torch.randn(2, 1, 3, dtype=F64)
+    y, _ = process.transition(times[:1]).sample(data.sample(2))
     moves = EulerMaruyama().moves(way)
     s, h = times[:1], times[0] - times[1]
     G = process.noise_factor(s)
@@ -493,16 +507,16 @@ def test_euler_maruyama_is_the_formula() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [("vpsde", Exact), ("cld", Residual), ("alda", Exact), ("cld", ExactJoint)]
 )
-def test_a_mixture_in_the_plane(name: str, kind: Callable[..., nn.Module]) -> None:
-    """Weights, means and covariances of three modes, within errors of 2,000 samples."""
+def test_a_mixture_in_the_plane(name: str, kind: Callable[..., nn.Module], seed: int) -> None:
+    """Weights, means and covariances of three modes, within the samples' errors."""
     means = torch.tensor([[-2.0, 0.0], [1.5, 1.5], [1.5, -2.0]], dtype=F64)
     weights, stds = torch.tensor([0.5, 0.2, 0.3], dtype=F64), torch.tensor([0.2, 0.4, 0.3])
     data, process = Mixture(weights, means, stds.to(F64)), made(name)
     joint = issubclass(kind, ExactJoint)  # type: ignore[arg-type]
     network = kind(data, process) if joint else kind(data)
     model = model_of(data, process, network, "joint" if joint else "channel")
-    n = 300 if joint else 2000
-    x = sample(model, n, Ancestral(200), seed=3, shape=(2,)).to(F64)
+    n = 300 if joint else 1500
+    x = sample(model, n, Ancestral(200), seed=seed, shape=(2,)).to(F64)
     which = torch.cdist(x, means).argmin(1)
     for k in range(3):
         mine, p, std = x[which == k], float(weights[k]), float(stds[k])
@@ -512,3 +526,289 @@ def test_a_mixture_in_the_plane(name: str, kind: Callable[..., nn.Module]) -> No
         # the step's bias narrows a mode by about 3 % of its variance
         spread = (mine - means[k]).square().mean(0) / std**2
         assert float((spread - 0.97).abs().max()) <= 3.5 * math.sqrt(2 / count)
+
+
+# ---------------------------------------------------------------- what must not matter
+
+
+class Elementwise(nn.Module):
+    """A network that treats each number by itself, so that samples can be compared bit by bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.3))
+        self.seen: list[int] = []
+        self.modes: list[bool] = []
+
+    def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        self.modes.append(self.training)
+        return self.scale * torch.tanh(x)
+
+
+def pixels_model(process: Process | None = None, parametrisation: str = "channel") -> ScoreModel:
+    """Of pixels with 16 levels."""
+    process = made("alda") if process is None else process
+    return ScoreModel(Elementwise(), process, Discrete(16), parametrisation, data_std=0.6)  # type: ignore[arg-type]
+
+
+STEPS = Ancestral(12)
+
+
+@pytest.mark.parametrize("parametrisation", ["channel", "joint"])
+def test_batches_do_not_matter(parametrisation: str) -> None:
+    model = pixels_model(parametrisation=parametrisation)
+    whole, some, single = (
+        sample(model, 9, STEPS, seed=4, shape=(2, 3), batch_size=size) for size in (9, 4, 1)
+    )
+    assert whole.dtype == torch.uint8 and whole.shape == (9, 2, 3)
+    assert len(whole.flatten().unique()) > 8
+    assert torch.equal(whole, some) and torch.equal(whole, single)
+    raw = [
+        sample(model, 9, STEPS, seed=4, shape=(2, 3), batch_size=size, raw=True) for size in (9, 2)
+    ]
+    assert torch.equal(raw[0], raw[1]) and raw[0].dtype == torch.float32
+    assert torch.equal(Discrete(16).restore(raw[0]), whole)
+
+
+@pytest.mark.parametrize("solver", [STEPS, EulerMaruyama(40)])
+def test_samples_have_numbers(solver: Solver) -> None:
+    model = pixels_model()
+    whole = sample(model, 8, solver, shape=(5,))
+    assert torch.equal(whole[3:5], sample(model, 2, solver, shape=(5,), start=3))
+    assert not torch.equal(whole, sample(model, 8, solver, shape=(5,), start=8))
+    assert not torch.equal(whole, sample(model, 8, solver, shape=(5,), seed=1))
+    assert torch.equal(whole, sample(model, 8, solver, shape=(5,)))
+
+
+def test_a_network_that_mixes() -> None:
+    """Convolutions and normalisations round differently in other batches, and by no more."""
+    torch.manual_seed(3)
+    network = UNet.tiny((1, 8, 8))
+    nn.init.normal_(network.leave[-1].weight, std=0.05)  # type: ignore[arg-type]
+    model = ScoreModel(network, made("cld"), Discrete(4), data_mean=-0.2, data_std=0.7)
+    whole = sample(model, 5, Ancestral(8))  # the shape is the network's
+    assert whole.shape == (5, 1, 8, 8)
+    assert torch.equal(whole, sample(model, 5, Ancestral(8), batch_size=2))
+    one, two = (sample(model, 5, Ancestral(8), batch_size=size, raw=True) for size in (5, 2))
+    assert float((one - two).abs().max()) <= 1e-5
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Called in evaluation mode, steps + 1 times, without gradients; and restored."""
+    model = pixels_model()
+    model.train()
+    model.moments.eval()
+    network = model.network
+    assert isinstance(network, Elementwise)
+    with torch.enable_grad():
+        x = sample(model, 5, STEPS, shape=(2,), batch_size=3, raw=True)
+    assert not x.requires_grad
+    assert network.seen == [3] * 13 + [2] * 13 and not any(network.modes)
+    assert model.training and network.training and not model.moments.training
+
+
+def test_samples_do_not_touch_the_generator() -> None:
+    before = torch.random.get_rng_state()
+    sample(pixels_model(), 2, STEPS, shape=(2,))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_learned_process_can_train_after_it() -> None:
+    """Nothing that is kept has lost its gradient."""
+    process = ornstein.learned(1)
+    model = pixels_model(process)
+    sample(model, 2, STEPS, shape=(2,))
+    with torch.enable_grad():
+        loss = ornstein.elbo(model, torch.randint(16, (4, 2))).nats.mean()
+        loss.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("likelihood", [Discrete(300), Tweedie(256, 0.05), Continuous()])
+def test_types_of_data(likelihood: Likelihood) -> None:
+    model = ScoreModel(Elementwise(), made("vpsde"), likelihood, data_std=0.6)
+    found = sample(model, 3, STEPS, shape=(4,), device="cpu")
+    wanted = {300: torch.int32, 256: torch.uint8}
+    levels = getattr(getattr(likelihood, "pixels", None), "levels", 0)
+    assert found.dtype == wanted.get(levels, torch.float32) and found.device.type == "cpu"
+    likelihood.check(found)
+
+
+def test_the_callback_sees_every_step() -> None:
+    model, seen = pixels_model(), []
+    whole = sample(model, 5, STEPS, shape=(2, 3), batch_size=3, callback=seen.append, raw=True)
+    assert [step.number for step in seen] == 2 * [*range(1, 13)]
+    assert {step.total for step in seen} == {12}
+    assert [step.samples for step in seen] == 12 * [range(3)] + 12 * [range(3, 5)]
+    times = grid_times(model, 12, "information").tolist()
+    assert [step.s for step in seen] == 2 * times[1:]
+    for step in (seen[11], seen[23]):
+        assert step.y.shape == (len(step.samples), 3, 2, 3)
+        last = model.estimate(step.y, step.s)
+        assert (
+            float((last.float() - whole[step.samples[0] : step.samples[-1] + 1]).abs().max()) < 1e-6
+        )
+    # the estimate is the one that the step was made with
+    again = model.estimate(seen[4].y, seen[4].s)
+    assert float((again - seen[5].x).abs().max()) <= 1e-6
+    with pytest.raises(FrozenInstanceError):
+        seen[0].number = 3
+
+
+def test_solvers_are_values() -> None:
+    assert Ancestral() == Ancestral(100, "information") != Ancestral(50)
+    assert len({Ancestral(), Ancestral(100), EulerMaruyama()}) == 2
+    assert EulerMaruyama() == EulerMaruyama(1000, "logsnr")
+
+
+# ---------------------------------------------------------------- two processes
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    """Sample as one of two processes; write down what was found and said."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    model = pixels_model()
+    found = {
+        "whole": sample(model, 7, STEPS, seed=4, shape=(2, 3), batch_size=2),
+        "single": sample(model, 1, STEPS, seed=4, shape=(2, 3)),
+        "raw": sample(model, 4, STEPS, seed=4, shape=(2, 3), raw=True, start=2),
+    }
+    said = []
+
+    def fails(step: SamplingStep) -> None:
+        if rank == 1:
+            raise KeyboardInterrupt
+
+    for options in ({"seed": rank}, {"callback": fails}):
+        try:
+            sample(model, 4, STEPS, shape=(2,), **options)  # type: ignore[arg-type]
+        except (ValueError, RuntimeError, KeyboardInterrupt) as error:
+            said.append(f"{type(error).__name__} {error}")
+    np.savez(f"{folder}/rank-{rank}.npz", said=said, **{k: v.numpy() for k, v in found.items()})
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_make_what_one_does(tmp_path: Path) -> None:
+    """… a single sample too, which only one of them can make; and they fail together."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    source = Path(ornstein.__file__).resolve().parents[1]
+    paths = os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONIOENCODING"] = "utf-8"
+    if sys.platform == "linux":  # they meet without a network
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    both = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"import {__name__} as here; here.one_of_two({rank}, {str(tmp_path)!r})",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], said
+    model = pixels_model()
+    whole = sample(model, 7, STEPS, seed=4, shape=(2, 3))
+    raw = sample(model, 4, STEPS, seed=4, shape=(2, 3), raw=True, start=2)
+    for rank in range(2):
+        with np.load(tmp_path / f"rank-{rank}.npz") as found:
+            assert found["whole"].dtype == np.uint8
+            assert np.array_equal(found["whole"], whole.numpy())
+            assert np.array_equal(found["single"], whole[:1].numpy())
+            assert np.array_equal(found["raw"], raw.numpy())
+            other, failed = found["said"].tolist()
+        says(other, "ValueError", "different samples", "same n, seed and start")
+        if rank == 0:
+            assert failed.startswith("RuntimeError another process")
+        else:
+            assert failed.startswith("KeyboardInterrupt")
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_mistakes_are_named() -> None:
+    model = pixels_model()
+
+    def asked(*given: Any, **options: Any) -> str:
+        return message(lambda: sample(model, *given, **{"shape": (2,), **options}))
+
+    says(asked(0), "n=0", "whole number ≥ 1")
+    says(asked(2.0), "n=2.0")
+    says(asked(2, Ancestral), "solver=Ancestral;", "Ancestral(steps=100)")
+    says(asked(2, "ancestral"), "solver='ancestral'")
+    says(asked(2, None, 0.5), "seed=0.5", "whole number")
+    says(asked(2, start=-1), "start=-1")
+    says(asked(2, batch_size=0), "batch_size=0")
+    says(asked(2, device="nowhere"), "device='nowhere'")
+    says(asked(2, shape=None), "Elementwise", "shape=(3, 32, 32)")
+    says(asked(2, shape=()), "shape=()", "without the batch")
+    says(asked(2, shape=(2, -1)), "shape=(2, -1)")
+    says(asked(2, shape=7), "shape=7")
+    says(message(lambda: sample(nn.Linear(1, 1), 2)), "Linear", "ScoreModel")  # type: ignore[arg-type]
+    says(message(lambda: Ancestral(0)), "steps=0")
+    says(message(lambda: Ancestral(10, "even")), "grid='even'", "uniform")  # type: ignore[arg-type]
+
+
+def test_a_shape_that_does_not_fit() -> None:
+    model = ScoreModel(MLP((3,), width=8), made("vpsde"), Discrete(4), data_mean=torch.zeros(3))
+    assert sample(model, 2, STEPS).shape == (2, 3)
+    says(message(lambda: sample(model, 2, STEPS, shape=(4,))), "data_mean", "(3,)")
+
+    class Wrapped(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
+            return self.module(x, logsnr)
+
+    wrapped = ScoreModel(Wrapped(model.network), made("vpsde"), Discrete(4))
+    assert sample(wrapped, 2, STEPS).shape == (2, 3)
+
+
+def test_a_network_that_breaks_down() -> None:
+    """The step and the time are named; other steps' are not blamed."""
+    process = made("vpsde")
+
+    class Breaks(nn.Module):
+        def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
+            return torch.where(logsnr[:, None] > 2, math.nan, torch.zeros_like(x))
+
+    model = ScoreModel(Breaks(), process, Discrete(16), data_std=0.6)
+    times = grid_times(model, 12, "information")
+    step = int((process.transition(times).logsnr <= 2).sum())  # the first look that fails
+    text = message(lambda: sample(model, 3, STEPS, shape=(2,)))
+    says(text, f"in step {step + 1} of 12", f"s = {times[step].item():.6g}", "not finite")
+
+
+def test_a_prior_that_is_not_reached() -> None:
+    slow = ornstein.vpsde(rate=0.5)
+    says(
+        message(lambda: sample(pixels_model(slow), 2, STEPS, shape=(2,))),
+        "does not reach its prior",
+        "longer horizon",
+    )
+    elsewhere = LinearSDE(lambda s: -5 + 0 * s, lambda s: 10 + 0 * s, 4.0, name="elsewhere")
+    says(message(lambda: sample(pixels_model(elsewhere), 2, STEPS, shape=(2,))), "'elsewhere'")
+
+
+def test_a_grid_that_does_not_fall() -> None:
+    model = pixels_model(made("vpsde")).with_truncation(FixedTime(1 - 1e-15))
+    says(message(lambda: grid_times(model, 100, "uniform")), "do not all go back", "fewer steps")

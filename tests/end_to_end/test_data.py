@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ornstein import data
-from ornstein.data import Dataset, fetching, toys
+from ornstein.data import Dataset, fetching, sets, toys
 from tests import data_files
 from tests.data_files import BATCHES, labels, pixels, save, write_idx
 
@@ -121,6 +121,11 @@ def test_entropies_in_closed_form() -> None:
     closed = math.log(8) + math.log(2 * math.pi * math.e * 0.1**2)
     surprise = -toys.mixture_log_density(x)
     assert abs(surprise.mean() - closed) < 5 * surprise.std() / len(x) ** 0.5
+    # next to the middle, the inner ring comes from both sides: 2 N(½; 0, 0.05²) / (3 · 2πr)
+    normal = -(0.5**2) / (2 * 0.05**2) - math.log(0.05 * math.sqrt(2 * math.pi))
+    middle = math.log(2) + normal - math.log(3 * 2 * math.pi * 1e-9)
+    found = toys.rings_log_density(torch.tensor([[1e-9, 0.0]], dtype=torch.float64))
+    assert abs(found.item() - middle) < 1e-9
     board = toys.checkerboard_log_density(data.load("checkerboard").train.x)
     assert (board == -math.log(4.5)).all()
 
@@ -412,6 +417,23 @@ def test_one_array_is_split_by_the_seed(tmp_path: Path) -> None:
     }
 
 
+def test_large_sets_are_split_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = pixels(500, 6, 6), labels(500)
+    np.savez(tmp_path / "a.npz", train=x, train_labels=y, test=x[:5])
+    whole = data.load(tmp_path / "a.npz")
+    monkeypatch.setattr(sets, "_CHUNK", 7 * 36)  # seven examples at a time
+    found = data.load(tmp_path / "a.npz")
+    assert held_from_train(found, x, y) and len(found.valid) == 50
+    assert found.fingerprint == whole.fingerprint
+    real = np.random.default_rng(0).normal(size=(500, 2))
+    real[321, 1] = np.inf
+    np.save(tmp_path / "b.npy", real)
+    with pytest.raises(ValueError, match="example 321 has a value"):
+        data.load(tmp_path / "b.npy")
+    grey = data.load(tmp_path / "a.npz", size=6, grey=True)
+    assert grey.fingerprint == whole.fingerprint
+
+
 def test_splits_that_the_file_gives(tmp_path: Path) -> None:
     parts = {
         "train": pixels(9, 5, 5),
@@ -669,6 +691,10 @@ def test_arrays_are_refitted_as_files_are(tmp_path: Path) -> None:
         one = data.load(tmp_path / "a.npz", **options)  # type: ignore[arg-type]
         two = data.load(tmp_path / "pictures", **options)  # type: ignore[arg-type]
         assert one.fingerprint == two.fingerprint and one.shape == two.shape
+    many = pixels(3, 256, 256, 3)  # colours enough to see the last digit of a weight
+    np.savez(tmp_path / "c.npz", train=many[:1], valid=many[1:2], test=many[2:])
+    wanted = np.asarray(Image.fromarray(many[0]).convert("L"))
+    assert np.array_equal(data.load(tmp_path / "c.npz", grey=True).train.x[0, 0], wanted)
     np.savez(tmp_path / "b.npz", x=x[..., :2])
     with pytest.raises(ValueError, match="grey=True for images of 2 channels"):
         data.load(tmp_path / "b.npz", grey=True)

@@ -551,6 +551,28 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     assert torch.allclose(again, bits, rtol=16 * torch.finfo(dtype).eps)
 
 
+class Listening(nn.Module):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, sample: Tensor, timestep: Tensor) -> Tensor:
+        self.sample, self.timestep = sample, timestep
+        return self.weight * sample
+
+
+@torch.no_grad()
+def test_steps_are_never_half_numbers() -> None:
+    """The nearest bfloat16 to step 437 is 436: the sample is cast, the step is not."""
+    model, scheduler = Listening().bfloat16(), ddpm()
+    network = Diffusers(model, scheduler, scale=1.0)
+    network(torch.randn(1, 3), logsnr_of(scheduler)[437:438].float())
+    assert model.sample.dtype == torch.bfloat16 and model.timestep.dtype == torch.float32
+    assert abs(model.timestep.item() - 437) <= 1e-3
+
+
 @torch.no_grad()
 def test_whole_graph() -> None:
     """Nothing is read back to the host: one graph, with the same answer."""
@@ -681,6 +703,18 @@ def test_described_and_rebuilt(name: str) -> None:
     assert described(again) == described(network)
 
 
+@torch.no_grad()
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    """The whole model, as users save it."""
+    options = {"conditioning": {"class_labels": torch.tensor([3])}}
+    model = from_diffusers(transformer(), ddpm("sample"), ornstein.alda(), **options)
+    model.save_pretrained(tmp_path / "model")
+    again = ScoreModel.from_pretrained(tmp_path / "model")
+    x, logsnr = torch.randn(3, *SHAPE), torch.tensor([-12.0, 0.5, 11.0])
+    assert torch.equal(again.predict(x, logsnr), model.predict(x, logsnr))
+    assert again.truncation == model.truncation and again.process.name == "alda"
+
+
 def test_half_precision_is_described() -> None:
     network = Diffusers(unet().bfloat16(), ddpm())
     again = rebuilt(described(network), "the network", Diffusers)
@@ -702,13 +736,13 @@ def test_only_parts_of_diffusers_are_built() -> None:
     says(without(dtype="load"), "'load'")
     says(without(more=1), "more")
 
-    class Mine(diffusers.UNet2DModel):
+    class Mine(diffusers.DiTTransformer2DModel):
         pass
 
     class Bound(diffusers.DDPMScheduler):
         pass
 
-    says(message(lambda: described(Diffusers(Mine(), ddpm()))), "Mine", "own")
+    says(message(lambda: described(Diffusers(Mine(2, 8, num_layers=1), ddpm()))), "Mine", "own")
     says(message(lambda: described(Diffusers(unet(), Bound()))), "Bound", "own")
 
 

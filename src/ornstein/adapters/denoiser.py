@@ -175,8 +175,11 @@ class Diffusers(nn.Module):
                 f"'diffusers' and {', '.join(sorted(expected - {'library'}))}."
             )
         model = from_config(fields["class"], fields["config"], "ModelMixin")
+        kind = _as_dtype(fields["dtype"])
+        if any(p.dtype != kind for p in model.parameters()):  # diffusers warns of casts
+            model = model.to(kind)
         return cls(
-            model.to(_as_dtype(fields["dtype"])),
+            model,
             from_config(fields["scheduler_class"], fields["scheduler"], "SchedulerMixin"),
             scale=fields["scale"],
             steps=fields["steps"],

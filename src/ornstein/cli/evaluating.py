@@ -163,26 +163,23 @@ def table(rows: list[Row], head: str = "model") -> Table:
         show_edge=False,
         pad_edge=False,
         caption=(
-            "± standard error over examples and draws; draws: what more draws would remove\n"
-            "difference: to the first row on the same examples, ± its own standard error"
+            "± standard error over examples and draws; draws: the part that more draws would remove\n"
+            "prior: the part of bits/dim that no network can win back\n"
+            "difference: to the first of its kind, on the same examples"
         ),
         caption_justify="left",
     )
-    shown.add_column(head, style="bold", overflow="fold")
-    for head in ("bits/dim", "±", "draws ±", "prior", "diffusion", "recon.", "difference", "±"):
-        shown.add_column(head, justify="right", no_wrap=True)
+    shown.add_column(head, style="bold", overflow="fold", min_width=18)
+    for column in ("bits/dim", "draws", "prior", "difference"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         found, pair = row.found, row.pair
         shown.add_row(
             row.name,
-            f"{found.bits_per_dim:.4f}",
-            f"{found.standard_error:.4f}",
-            f"{found.draw_error:.4f}",
+            f"{found.bits_per_dim:.4f} ± {found.standard_error:.4f}",
+            f"± {found.draw_error:.4f}",
             f"{found.prior:.4f}",
-            f"{found.diffusion:.4f}",
-            f"{found.reconstruction:.4f}",
-            "" if pair is None else f"{pair['difference']:+.4f}",
-            "" if pair is None else f"{pair['standard_error']:.4f}",
+            "" if pair is None else f"{pair['difference']:+.4f} ± {pair['standard_error']:.4f}",
         )
     first = rows[0].found
     shown.title = f"{first.bound} bound, {first.examples} examples × {first.draws} draws"

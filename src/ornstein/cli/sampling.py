@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -47,8 +47,8 @@ class Sample:
     """Exact Gaussian steps given the estimate of x, or Euler–Maruyama."""
     steps: Annotated[int | None, NoHint] = None
     """Of the solver (default: 100, euler: 1000)."""
-    grid: Literal["information", "logsnr", "uniform"] = "information"
-    """How its times are spread."""
+    grid: Annotated[Literal["information", "logsnr", "uniform"] | None, NoHint] = None
+    """How its times are spread (default: information, euler: logsnr)."""
     seed: int = 0
     """Of all samples."""
     start: int = 0
@@ -93,9 +93,9 @@ class Sample:
         console.print(f"wrote {out}", style="dim")
 
     def _solver(self) -> Solver:
-        if self.solver == "euler":
-            return EulerMaruyama(self.steps or 1000, self.grid)
-        return Ancestral(self.steps or 100, self.grid)
+        solver: Solver = EulerMaruyama() if self.solver == "euler" else Ancestral()
+        steps, grid = self.steps or solver.steps, self.grid or solver.grid
+        return replace(solver, steps=steps, grid=grid)
 
     def _default(self, folder: Path, process: str) -> Path:
         name = process.replace(" ", "-")

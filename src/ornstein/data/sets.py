@@ -78,8 +78,9 @@ class Dataset:
         found = hashlib.sha256()
         for split in (self.train, self.valid, self.test):
             found.update(f"{tuple(split.x.shape)} {split.x.dtype} ".encode())
-            for rows in split.x.split(chunk(split.x[:1].numpy().nbytes)):
-                found.update(rows.contiguous().numpy())
+            for rows in split.x.split(chunk(split.x[:1].nbytes)):
+                plain = rows.cpu().contiguous().flatten()
+                found.update(plain.view(torch.uint8).numpy() if len(plain) else b"")
         return found.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:

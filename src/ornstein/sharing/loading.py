@@ -75,7 +75,8 @@ def load(model: nn.Module, shared: Shared) -> None:
     network: Any = getattr(model, "network", None)
     if isinstance(network, nn.Module):
         _cast(network, {n[8:]: t for n, t in shared.tensors.items() if n.startswith("network.")})
-    model.load_state_dict({long: shared.tensors[name] for name, long in names.items()})
+    with torch.device("cpu"):
+        model.load_state_dict({long: shared.tensors[name] for name, long in names.items()})
 
 
 def _check_names(own: Mapping[str, Tensor], shared: Shared) -> None:

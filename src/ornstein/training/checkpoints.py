@@ -10,6 +10,7 @@ The newest that is undamaged is used. The last few are kept, and the best on val
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -61,10 +62,12 @@ class Checkpoints:
             write_tensors(part / WEIGHTS, tensors)
             sums = {file.name: digest(file) for file in sorted(part.iterdir())}
             record = {"format": FORMAT, "step": step, **state, "files": sums}
+            record["checksum"] = _checksum(record)
             write_text(part / STATE, json.dumps(record, indent=1, allow_nan=False))
-        kept = {path for _, path in self.all()[-self.keep :]}
-        for number, path in self.all():
-            if path not in kept and number != best:
+        kept = {path for number, path in self.all() if number <= step}
+        kept = set(sorted(kept)[-self.keep :])
+        for number, path in self.all():  # a later one is damaged, else it would have been used
+            if path not in kept and (number != best or number > step):
                 shutil.rmtree(path)
         return target
 
@@ -113,6 +116,11 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state["step"], state, read_tensors(path / WEIGHTS))
 
 
+def _checksum(record: Mapping[str, Any]) -> str:
+    """Of the state itself, which holds those of the other files."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
 def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -120,6 +128,8 @@ def _state(path: Path) -> dict[str, Any]:
         raise ValueError(f"{STATE} can't be read ({error})") from error
     if not isinstance(state, dict) or not isinstance(state.get("files"), dict):
         raise ValueError(f"{STATE} is not that of a checkpoint")
+    if state.pop("checksum", None) != _checksum(state):
+        raise ValueError(f"{STATE} is not what was written")
     if state.get("format") != FORMAT:
         raise ValueError(
             f"{STATE} has format {state.get('format')!r} and this version reads {FORMAT}"

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,17 +59,18 @@ def wrapped(loss: nn.Module, device: torch.device, unused: bool) -> nn.Module:
     """The loss with gradients averaged over the processes."""
     if processes()[1] == 1 or not any(p.requires_grad for p in loss.parameters()):
         return loss
-    kind = nn.parallel.DistributedDataParallel
+    kind: Any = nn.parallel.DistributedDataParallel
     known = inspect.signature(kind.__init__).parameters
     # no buffer changes but those of a proposal that is refused; the option has two names
     quiet = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return kind(
+    shared: nn.Module = kind(
         loss,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=unused,
         gradient_as_bucket_view=True,
         **{quiet: False},
     )
+    return shared
 
 
 def unsynchronised(loss: nn.Module, wanted: bool) -> contextlib.AbstractContextManager[None]:

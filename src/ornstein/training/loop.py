@@ -13,9 +13,12 @@ at samples from fixed noise now and then. Nothing is printed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import json
 import math
 import time
+import weakref
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ornstein import sharing
 from ornstein.data import Dataset, Split, Stream
 from ornstein.diffusion import Diffusion
 from ornstein.evaluation import Evaluation, evaluate
@@ -36,13 +40,14 @@ from ornstein.training.checkpoints import Checkpoint, Checkpoints
 from ornstein.training.distribution import share, unsynchronised, wrapped
 from ornstein.training.loss import VALUES, Loss
 from ornstein.training.options import Training
-from ornstein.training.records import to_record
+from ornstein.training.records import differences, to_record
 from ornstein.training.run import Run
 from ornstein.training.state import State
 from ornstein.training.stopping import Diverged, Interrupted, Signals
 
 BOUNDS = ("elbo", "mism")
-RUNAWAY = 10.0  # a loss so many times its smallest, and above its first, has diverged
+WINDOW = 50  # steps over which a loss is averaged to see whether it runs away …
+RUNAWAY = 10.0  # … which it has if it is so many times its smallest, and above its first
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Step:
     metrics: dict[str, Any] | None = None  # means since the last such line, where one was due
     validation: Evaluation | None = None  # of the averaged model, where a look was due
     samples: Tensor | None = None  # of the averaged model, where a grid was due
-    saved: Path | None = None  # a checkpoint, where one was written
+    checkpoint: Path | None = None  # the newest; that of this step is written after it
 
     @property
     def loss(self) -> float:
@@ -88,7 +93,17 @@ def fit(
     record: how model and data were made, to be kept and compared in the run's config.
     """
     job = _Job(model, data, training or Training(), folder, record)
-    return job.steps()
+    steps = job.steps()
+    # a loop that was left by an error may live until the interpreter ends, too late to save
+    atexit.register(_close, weakref.ref(steps))
+    return steps
+
+
+def _close(steps: weakref.ref[Generator[Step, None, None]]) -> None:
+    """Let a loop save, if it is still there."""
+    left = steps()
+    if left is not None:
+        left.close()
 
 
 def run_record(
@@ -145,8 +160,9 @@ class _Job:
             if folder is None
             else Checkpoints(Path(folder) / "checkpoints", training.watch.keep)
         )
-        self.record = run_record(model, self.data, training, record)
+        self.record: dict[str, Any] = {}
         if self.run is not None:
+            self.record = run_record(model, self.data, training, record)
             self.run.check(self.record)
         self.stream = Stream(self.data.train.x, training.seed, self.device, training.flips)
         objective = training.objective
@@ -189,13 +205,17 @@ class _Job:
             stack.callback(lambda: self.model.train(was_training))
             self.model.train()
             while self.state.step < self.training.steps:
-                step = self._watched(self._step())
-                self._stop_if_told(signals)
+                step, improved = self._watched(self._step())
                 try:
                     yield step
                 except GeneratorExit:  # the user left the loop
                     self._leave()
                     raise
+                # only now, so that what the user makes of a step is never skipped on resuming
+                with self.state.aside():
+                    if self._save_due(step.number, improved):
+                        self._save()
+                    self._stop_if_told(signals)
 
     def _step(self) -> Step:
         """One step of the optimiser."""
@@ -233,6 +253,7 @@ class _Job:
             model=self.model,
             averaged=self.average.model,
             values=state.last,
+            checkpoint=state.checkpoint,
         )
 
     def _everyones(self, values: Tensor) -> Tensor:
@@ -245,30 +266,26 @@ class _Job:
 
     # ---------------------------------------------------------------- along the way
 
-    def _watched(self, step: Step) -> Step:
-        """Do what is due after this step."""
-        watch, state, total = self.training.watch, self.state, self.training.steps
-        done = step.number
-        if done % watch.log_every == 0 or done == total:
+    def _watched(self, step: Step) -> tuple[Step, bool]:
+        """Do what is due after this step; whether it is the best so far on validation."""
+        watch, state = self.training.watch, self.state
+        valid = self._due(watch.valid_every) and len(self.data.valid) > 0
+        samples, log = self._due(watch.sample_every), self._due(watch.log_every)
+        if valid or samples or log or state.step % WINDOW == 0:
             self._check()
+        if log:
             step = replace(step, metrics=self._log(step))
         with state.aside():
-            return self._looked(step)
+            if valid:
+                step = replace(step, validation=self._validate(step.number))
+            if samples:
+                step = replace(step, samples=self._samples())
+        return step, valid and state.best is not None and state.best["step"] == step.number
 
-    def _looked(self, step: Step) -> Step:
-        """Validation, samples and a checkpoint, where they are due."""
-        watch, state, total = self.training.watch, self.state, self.training.steps
-        done = step.number
-        due = bool(watch.valid_every) and (done % watch.valid_every == 0 or done == total)
-        improved = False
-        if due and len(self.data.valid):
-            step = replace(step, validation=self._validate(done))
-            improved = state.best is not None and state.best["step"] == done
-        if watch.sample_every and (done % watch.sample_every == 0 or done == total):
-            step = replace(step, samples=self._samples())
-        if self._save_due(done, improved):
-            step = replace(step, saved=self._save())
-        return step
+    def _due(self, every: int) -> bool:
+        """Whether something that is done every so many steps, and after the last, is due."""
+        done = self.state.step
+        return every > 0 and (done % every == 0 or done == self.training.steps)
 
     def _check(self) -> None:
         """Raise if the steps since the last check are no good."""
@@ -277,14 +294,11 @@ class _Job:
             if bad is None:
                 raise Diverged("another process of this run has diverged; see its message")
             raise Diverged(self._explained(*bad) + self._last_good())
-        mean = self.state.mean_loss()
-        key = "diffusion" if self.training.objective.objective in BOUNDS else "loss"
-        error = mean[key]
-        if self.state.ran_away(error, RUNAWAY):
+        if self.state.ran_away(WINDOW, RUNAWAY):
             raise Diverged(
-                f"step {self.state.step}: {key} is {error:.4g}, {RUNAWAY:g} times its smallest so "
-                f"far, {self.state.smallest:.4g}; the run has diverged. Lower the learning rate."
-                + self._last_good()
+                f"step {self.state.step}: the mean of the last steps is {self.state.recent:.4g}, "
+                f"more than {RUNAWAY:g} times the smallest so far, {self.state.smallest:.4g}; the "
+                "run has diverged. Lower the learning rate." + self._last_good()
             )
 
     def _log(self, step: Step) -> dict[str, Any]:
@@ -358,10 +372,10 @@ class _Job:
             return done % watch.save_every == 0
         return time.monotonic() - self.state.saved_at > 60 * watch.save_minutes
 
-    def _save(self) -> Path | None:
+    def _save(self) -> None:
         """Write a checkpoint of good numbers; by the first process alone."""
         if self.checkpoints is None or self.rank != 0:
-            return None
+            return
         state = self.state
         bad = state.first_bad()
         if bad is not None:
@@ -379,8 +393,7 @@ class _Job:
             figures,
             self.data.describe(),
         )
-        state.saved_at, state.saved = time.monotonic(), state.step
-        return path
+        state.saved_at, state.saved, state.checkpoint = time.monotonic(), state.step, path
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -388,6 +401,7 @@ class _Job:
         if self.checkpoints is not None:
             found = self.checkpoints.latest()
             if found is not None:
+                self._check_same(found)
                 self.state.restore(found)
             if not agree([self.state.step], self.device):
                 raise ValueError(
@@ -397,6 +411,18 @@ class _Job:
             if self.run is not None and self.rank == 0:
                 self.run.begin(self.record, self.state.step)
         self.state.started()
+
+    def _check_same(self, found: Checkpoint) -> None:
+        """A checkpoint that was copied here from a run of another model is refused."""
+        own = json.loads(json.dumps(self.record["model"]))
+        known = own.pop("kind", None) is not None  # nothing is known of a class of the user's own
+        changed = differences(sharing.read(found.folder).model, own) if known else []
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ValueError(
+                f"{found.folder} is of another model:\n  {lines}\nExpected the network and the "
+                "process of this run. Remove what was copied here from another one."
+            )
 
     def _stop_if_told(self, signals: Signals) -> None:
         often = self.device.type == "cpu" or self.state.step % self.training.watch.log_every == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,8 +62,15 @@ def _chosen(run: Path, which: Which) -> Path:
     best = latest.state.get("best")
     if which == "best" and best is not None:
         folder = run / "checkpoints" / f"step-{best['step']:08d}"
-        if folder.is_dir():
+        try:
+            read(folder)
             return folder
+        except ValueError as error:
+            warnings.warn(
+                f"{folder}, the best checkpoint, is damaged ({error}); using the last one, of step "
+                f"{latest.step}.",
+                stacklevel=3,
+            )
     return latest.folder
 
 

@@ -83,8 +83,10 @@ class Optimiser:
         _number(self, "final", 0.0, 1.0)
         _whole(self, "warmup", 0)
         betas = self.betas
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={betas!r}; expected two numbers in [0, 1), such as 0.9 0.99.")
+        good = isinstance(betas, tuple) and len(betas) == 2
+        good = good and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas)
+        if not good:
+            raise ValueError(f"betas={betas!r}; expected two numbers in [0, 1), such as 0.9, 0.99.")
 
     def factor(self, step: int, steps: int) -> float:
         """By which learning rates are multiplied at a step, from 0: warm-up, then the decay."""
@@ -158,6 +160,13 @@ class Training:
             _whole(self, name, 1)
         _whole(self, "seed", None)
         _number(self, "ema", 0.0, 1.0, open_high=True)
+        if not isinstance(self.flips, bool):
+            raise ValueError(f"flips={self.flips!r}; expected True or False.")
+        for name, kind in (("objective", Objective), ("optimiser", Optimiser), ("watch", Watch)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}; expected ornstein.{kind.__name__}(…)."
+                )
         _among(self, "precision", ("float32", "bfloat16"))
         _among(self, "compile", ("auto", "on", "off"))
 

@@ -147,11 +147,12 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in record.items() if k not in ("format", "provenance")}
     kept = json.loads(json.dumps(kept))  # as a file would have it, and a copy
     kept["training"] = {k: v for k, v in kept["training"].items() if k not in FREE}
+    if isinstance(kept.get("data"), dict):  # wherever it is: its fingerprint says what it is
+        kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("source", "note")}
     if isinstance(kept.get("experiment"), dict):  # says the same again, in the user's words
-        again = kept["experiment"].get("training", {})
-        kept["experiment"]["training"] = {
-            k: v for k, v in again.items() if k not in (*FREE, "steps")
-        }
+        for part, free in (("training", (*FREE, "steps")), ("data", ("data_folder", "download"))):
+            again = kept["experiment"].get(part, {})
+            kept["experiment"][part] = {k: v for k, v in again.items() if k not in free}
     return kept
 
 

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,9 @@ class State:
         self.last = torch.zeros(len(VALUES), dtype=torch.float64, device=device)
         self.sums = torch.zeros(len(VALUES) + 2, dtype=torch.float64, device=device)
         self.count = 0  # steps in `sums`
+        self._window, self._window_count = self.sums.new_zeros(()), 0
+        self.recent = math.nan
+        self.checkpoint: Path | None = None  # the newest
         self._norms = torch.zeros(2, dtype=torch.float64, device=device)
         self._recent: list[Tensor] = []  # values of steps not looked at yet
         self._good_plan = self.model.process.plan()
@@ -63,7 +67,7 @@ class State:
                 "expected something to train."
             )
         kind = torch.optim.AdamW if options.optimiser == "adamw" else torch.optim.Adam
-        return kind(groups, betas=options.betas)
+        return kind(groups, betas=options.betas, fused=True)
 
     # ---------------------------------------------------------------- a step
 
@@ -88,6 +92,8 @@ class State:
         norms = torch.nn.functional.pad(self._norms, (0, 2 - len(self._norms)))
         self.sums += torch.cat([values, norms])
         self.count += 1
+        self._window = self._window + values[0 if self._simple() else 2]  # loss, or diffusion
+        self._window_count += 1
 
     def first_bad(self) -> tuple[int, Tensor] | None:
         """The first step since the last look with a loss or gradient that is no number."""
@@ -116,12 +122,19 @@ class State:
         means = (self.sums[len(VALUES) :] / max(self.count, 1)).tolist()
         return {f"gradient_{name}": value for name, value in zip(names, means, strict=False)}
 
-    def ran_away(self, error: float, times: float) -> bool:
-        """Whether this mean is far above the smallest so far."""
+    def ran_away(self, window: int, times: float) -> bool:
+        """Whether the error's mean over the last steps is far above the smallest so far.
+
+        Windows are of so many steps whatever is logged when: what is logged changes nothing.
+        """
+        if self._window_count < window:
+            return False
+        self.recent = (self._window / self._window_count).item()
+        self._window, self._window_count = torch.zeros_like(self._window), 0
         first = self.first
-        self.first = error if first is None else first
-        self.smallest = min(self.smallest, error)
-        return first is not None and error > max(times * self.smallest, first) > 0
+        self.first = self.recent if first is None else first
+        self.smallest = min(self.smallest, self.recent)
+        return first is not None and self.recent > max(times * self.smallest, first) > 0
 
     def forget(self) -> None:
         """After a line of metrics."""
@@ -198,10 +211,9 @@ class State:
         self.loss.times.load_state_dict(times)
         for name, parameter in {**self.network, **self.process}.items():
             moments = {m: tensors[f"{m}.{name}"] for m in MOMENTS if f"{m}.{name}" in tensors}
-            if moments:  # Adam keeps its count of steps on the CPU
+            if moments:
                 self.optimiser.state[parameter] = {
-                    m: v.clone() if m == "step" else v.to(parameter.device)
-                    for m, v in moments.items()
+                    m: _laid_out(v, parameter) for m, v in moments.items()
                 }
         if self.average.memory > 0:
             self.average.model.load_state_dict(sharing.read(found.folder).tensors)
@@ -210,7 +222,7 @@ class State:
         self.step, self.count, self.best = found.step, state["count"], state["best"]
         self.first = state["first"]
         self.smallest = math.inf if state["smallest"] is None else state["smallest"]
-        self.saved, self._before = found.step, state["seconds"]
+        self.saved, self.checkpoint, self._before = found.step, found.folder, state["seconds"]
 
     # ---------------------------------------------------------------- explaining
 
@@ -234,6 +246,13 @@ def _trained(module: object, kind: str) -> dict[str, nn.Parameter]:
     if not isinstance(module, nn.Module):
         return {}
     return {f"{kind}.{n}": p for n, p in module.named_parameters() if p.requires_grad}
+
+
+def _laid_out(moment: Tensor, parameter: Tensor) -> Tensor:
+    """A moment in its parameter's memory layout, which a fused optimiser takes for granted."""
+    if moment.dim() == 0:
+        return moment.to(parameter.device)
+    return torch.empty_like(parameter, requires_grad=False).copy_(moment)
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:

@@ -1,9 +1,38 @@
-"""Pictures of a `Diagnosis` or an `Evaluation`, and figures. Nothing here shows or prints."""
+"""Pictures of processes, evaluations, samples and training runs; a report of runs as one page.
+
+Nothing here shows or prints.
+"""
 
 from ornstein.viz.bits import bits
 from ornstein.viz.compare import overview
+from ornstein.viz.curves import matrices, parts, shares, training, where
+from ornstein.viz.html import measured
+from ornstein.viz.images import grid, picture, save_image, scatter
 from ornstein.viz.page import page
+from ornstein.viz.report import Section, Table, report
 from ornstein.viz.style import save
 from ornstein.viz.summary import Summary, curves, numbered, summarise
 
-__all__ = ["Summary", "bits", "curves", "numbered", "overview", "page", "save", "summarise"]
+__all__ = [
+    "Section",
+    "Summary",
+    "Table",
+    "bits",
+    "curves",
+    "grid",
+    "matrices",
+    "measured",
+    "numbered",
+    "overview",
+    "page",
+    "parts",
+    "picture",
+    "report",
+    "save",
+    "save_image",
+    "scatter",
+    "shares",
+    "summarise",
+    "training",
+    "where",
+]

@@ -2,7 +2,7 @@
 
 Thin lines are means over the training steps since the line before, with the weights of the moment.
 Points are the averaged model on the validation split, ± one standard error. A frame leaves out the
-first, high values of a run and says so.
+high values that a run begins with, and says so.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ from ornstein.viz.bits import _curves as draw_spread
 from ornstein.viz.bits import _parts as draw_shares
 from ornstein.viz.page import variable
 from ornstein.viz.style import COLOURS, FAINT, INK, QUIET, Curve, Line
+from ornstein.viz.summary import numbered
 
 Against = Literal["step", "seconds"]
 
-WIDTH, HEIGHT = 6.4, 3.9  # inches of one panel
+WIDTH, HEIGHT = 5.4, 3.5  # inches of one panel
 SIZE = 10.0
 NAMED = 8  # entries of a matrix with a name; the rest are grey
 WRITTEN = 6  # variables up to which the numbers are written into a matrix
 DASHES = (style.SOLID, style.DASHED, style.DOTTED, style.MIXED)
+SIDES = ("logsnr", "bits", "errors")
+NUMBERS = ("bits_per_dim", "standard_error", "draw_error", *PARTS)
+TEXTS = ("bound", "process", "parametrisation", "truncation")
 UNITS = ((7200.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -54,15 +58,16 @@ class Track:
 # ---------------------------------------------------------------- over a run
 
 
-def training(runs: Sequence[RunSummary], against: Sequence[Against] = ("step", "seconds")) -> Figure:
+def training(
+    runs: Sequence[RunSummary], against: Sequence[Against] = ("step", "seconds")
+) -> Figure:
     """Bits/dim of training and validation, a panel for each of `against`; then simpler losses."""
     if not runs:
         raise ValueError("training was given no run; expected one or more, from read_runs.")
-    simple = any("loss" in line for run in runs for line in run.training)
-    bound = not simple or any(
-        "bits_per_dim" in line for run in runs for line in (*run.training, *run.validation)
-    )
-    bound = bound or any(run.validation for run in runs)
+    lines = [line for run in runs for line in run.training]
+    simple = any("loss" in line for line in lines)
+    bound = any("bits_per_dim" in line for line in lines) or any(run.validation for run in runs)
+    bound = bound or not simple  # an empty frame rather than none
     rows = [key for key, there in (("bits_per_dim", bound), ("loss", simple)) if there]
     figure = style.blank(WIDTH * len(against), HEIGHT * len(rows))
     cells = figure.subplots(len(rows), len(against), squeeze=False)
@@ -91,9 +96,7 @@ def _progress(axes: Axes, runs: Sequence[RunSummary], key: str, against: Against
     """One panel: a quantity of all runs over steps or time."""
     thin = [_trained(run, key, against) for run in runs]
     nothing = Track(*np.empty((3, 0)))
-    points = [
-        _validated(run, key, against) if key == "bits_per_dim" else nothing for run in runs
-    ]
+    points = [_validated(run, key, against) if key == "bits_per_dim" else nothing for run in runs]
     every = [*thin, *points]
     if against == "seconds":
         unit, every = _timed(axes, every)
@@ -110,9 +113,7 @@ def _progress(axes: Axes, runs: Sequence[RunSummary], key: str, against: Against
     _draw(axes, [plain(run.name) for run in runs], thin, points)
 
 
-def _draw(
-    axes: Axes, names: Sequence[str], thin: Sequence[Track], points: Sequence[Track]
-) -> None:
+def _draw(axes: Axes, names: Sequence[str], thin: Sequence[Track], points: Sequence[Track]) -> None:
     """Thin lines, points with their errors, and one label for the two of them."""
     if not any(len(track) for track in (*thin, *points)):
         axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, color=QUIET,
@@ -190,13 +191,13 @@ def _frame(axes: Axes, tracks: Sequence[Track]) -> str:
         return ""
     low = min(float(y.min()) for y in values)
     most = max(float(y.max()) for y in values)
-    high = max(float(np.quantile(y, 0.9)) for y in values)
+    high = max(float(np.quantile(y, 0.8)) for y in values)
     high = max(high, low + 1e-9 * max(1.0, abs(low)))
     margin = 0.08 * (high - low)
     if most <= high + 4 * margin:  # little would be cut
         high = most
     axes.set_ylim(low - margin, high + margin)
-    return ", first values above the frame" if most > high + margin else ""
+    return ", some values above the frame" if most > high + margin else ""
 
 
 def _steps(axes: Axes, tracks: Sequence[Track]) -> None:
@@ -288,6 +289,7 @@ def _matrix(axes: Axes, title: str, matrix: Curve) -> None:
     style.dress(axes, title, size=SIZE)
     axes.grid(False)
     largest = max(float(np.abs(matrix).max()), 1e-30)
+    places = max(0, 2 - max(-2, math.floor(math.log10(largest))))  # three digits of the largest
     for i in range(K):
         for j in range(K):
             value = float(matrix[i, j])
@@ -295,7 +297,8 @@ def _matrix(axes: Axes, title: str, matrix: Curve) -> None:
             strength = 0.5 * abs(value) / largest  # pale enough for ink to be read on it
             axes.add_patch(Rectangle((j, K - 1 - i), 1, 1, facecolor=colour, alpha=strength))
             if K <= WRITTEN:
-                text = "0" if value == 0 else f"{value:.3g}".replace("-", "−")
+                near = round(value, places) + 0.0  # no minus before a zero
+                text = "0" if value == 0 else f"{near:.{places}f}".replace("-", "−")
                 axes.text(j + 0.5, K - 0.5 - i, text, ha="center", va="center", color=INK,
                           fontsize=SIZE - (0.5 if K < 4 else 2.5))  # fmt: skip
     for line in range(K + 1):
@@ -328,8 +331,11 @@ def shares(evaluations: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure = style.blank(WIDTH, max(HEIGHT, 0.92 + 0.52 * len(evaluations)))
     axes = figure.subplots()
     _arrange(figure)
-    figure.subplots_adjust(left=0.012)
+    figure.subplots_adjust(left=0.04)
     draw_shares(axes, _evaluated(evaluations, "shares"))
+    # on dark paper what is pale is dark
+    key = "strong: prior,  middle: diffusion,  faint: reconstruction"
+    axes.set_xlabel(key, fontsize=SIZE - 1, color=QUIET, loc="right")
     return figure
 
 
@@ -338,18 +344,15 @@ def drawable(record: Mapping[str, Any]) -> bool:
     curve = record.get("curve")
     if not isinstance(curve, dict) or any(math.isnan(_number(record.get(p))) for p in PARTS):
         return False
-    sides = [curve.get(name) for name in ("logsnr", "bits", "errors")]
-    if not all(isinstance(side, list) for side in sides) or math.isnan(
-        _number(record.get("bits_per_dim"))
-    ):
+    sides = [curve.get(name) for name in SIDES]
+    if not all(isinstance(side, list) for side in sides):
         return False
     edges, heights, errors = (len(side or ()) for side in sides)
-    return edges == heights + 1 == errors + 1 > 1
+    known = math.isfinite(_number(record.get("bits_per_dim")))
+    return known and edges == heights + 1 == errors + 1 > 1
 
 
-def _evaluated(
-    evaluations: Mapping[str, Mapping[str, Any]], name: str
-) -> dict[str, Evaluation]:
+def _evaluated(evaluations: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Evaluation]:
     """As values again, without what files leave out."""
     bad = [title for title, record in evaluations.items() if not drawable(record)]
     if bad or not evaluations:
@@ -358,23 +361,17 @@ def _evaluated(
             "as Evaluation.to_dict makes them, by name."
         )
     found = {}
-    for title, record in evaluations.items():
-        sides = {k: torch.tensor([_number(v) for v in record["curve"][k]]) for k in SIDES}
-        numbers = {k: _number(record.get(k)) for k in NUMBERS}
-        counts = {k: int(record.get(k) or 0) for k in ("examples", "draws", "dims")}
-        texts = {k: str(record.get(k, "")) for k in TEXTS}
-        found[plain(title)] = Evaluation(
-            **numbers,
-            **counts,
-            **texts,
+    titles = numbered([plain(title) for title in evaluations])
+    for title, record in zip(titles, evaluations.values(), strict=True):
+        sides = {k: [_number(v) for v in record["curve"][k]] for k in SIDES}
+        values: dict[str, Any] = {k: _number(record.get(k)) for k in NUMBERS}
+        values |= {k: int(record.get(k) or 0) for k in ("examples", "draws", "dims")}
+        values |= {k: str(record.get(k, "")) for k in TEXTS}
+        found[title] = Evaluation(
+            **values,
             density=bool(record.get("density")),
             per_example=torch.empty(0),
             marks=torch.empty(0),
-            curve=Spread(**{k: v.double() for k, v in sides.items()}),
+            curve=Spread(**{k: torch.tensor(v, dtype=torch.float64) for k, v in sides.items()}),
         )
     return found
-
-
-SIDES = ("logsnr", "bits", "errors")
-NUMBERS = ("bits_per_dim", "standard_error", "draw_error", *PARTS)
-TEXTS = ("bound", "process", "parametrisation", "truncation")

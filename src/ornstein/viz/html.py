@@ -1,5 +1,7 @@
 """HTML that needs nothing but itself: text is escaped, pictures are inside, there is no script.
 
+`measured`, `counted` and `lasting` write numbers as text.
+
 Figures become SVG whose colours are variables of the page, so that they follow its light or dark
 look; large ones become PNG on white paper. A `str` is text and is escaped wherever it is put; only
 `Html`, which the functions here return, is markup.
@@ -10,9 +12,11 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -22,6 +26,9 @@ from ornstein.viz.style import COLOURS, FAINT, GRID, INK, QUIET
 
 LARGE = 400_000  # characters; a figure of more is kept as pixels
 PNG = b"\x89PNG\r\n\x1a\n"
+SHORT = 32  # characters of a cell that is not broken
+WIDE = 8.0  # inches; a figure of more has a row for itself
+NONE = "—"
 EMPTY = ("meta", "img", "br")
 # the names of colours, and what they are in the dark
 DARK = {
@@ -44,7 +51,7 @@ class Html(str):
     """Markup; any other string is text."""
 
 
-def tag(name: str, *inside: str, **attributes: str | None) -> Html:
+def tag(name: str, /, *inside: str, **attributes: str | None) -> Html:
     """An element; text in it and in its attributes is escaped. `class_` stands for class."""
     given = {key.rstrip("_").replace("_", "-"): v for key, v in attributes.items()}
     head = "".join(
@@ -61,8 +68,9 @@ def joined(pieces: Iterable[str]) -> Html:
 
 
 def lines(text: str) -> Html:
-    """Text with its line breaks."""
-    return Html("<br>".join(html.escape(line) for line in text.split("\n")))
+    """Text with its line breaks, and none before or after a ±."""
+    escaped = html.escape(text).replace(" ± ", "&nbsp;±&nbsp;").replace("± ", "±&nbsp;")
+    return Html(escaped.replace("\n", "<br>"))
 
 
 def paragraphs(text: str, class_: str | None = None) -> Html:
@@ -81,22 +89,86 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], cards: bool = Fals
             raise ValueError(
                 f"a row of a table has {len(row)} cells and its head {len(head)}; expected as many."
             )
-    sides = [
-        "number" if i and all(_numeric(row[i]) for row in rows) else None for i in range(len(head))
-    ]
-    top = (tag("th", text, scope="col", class_=side) for text, side in zip(head, sides, strict=True))
+    looks = [_look([row[i] for row in rows], i) for i in range(len(head))]
+    top = (
+        tag("th", text, scope="col", class_=look) for text, look in zip(head, looks, strict=True)
+    )
     body = []
     for row in rows:
-        cells = [tag("th", lines(row[0]), scope="row")]
-        for text, name, side in list(zip(row, head, sides, strict=True))[1:]:
-            cells.append(tag("td", tag("span", lines(text)), class_=side, data_name=name))
+        cells = [tag("th", lines(row[0]), scope="row", class_=looks[0])]
+        for text, name, look in list(zip(row, head, looks, strict=True))[1:]:
+            cells.append(tag("td", tag("span", lines(text)), class_=look, data_name=name))
         body.append(tag("tr", *cells))
     inner = tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body))
     return tag("div", inner, class_="table cards" if cards else "table", tabindex="0")
 
 
+def _look(column: Sequence[str], index: int) -> str | None:
+    """Numbers go to the right; what is short is kept in one line."""
+    if index and all(_numeric(text) for text in column):
+        return "number"
+    longest = max((len(line) for text in column for line in text.split("\n")), default=0)
+    return "short" if longest <= SHORT else None
+
+
 def _numeric(text: str) -> bool:
-    return re.match(r"[−+]?\d|—$|$", text) is not None and not re.search(r"[A-Za-z]{4}", text)
+    return re.match(r"(± )?[−+]?\d|—$|$", text) is not None and not re.search(r"[A-Za-z]{4}", text)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def measured(value: Any, error: Any = None) -> str:
+    """'1.284 ± 0.012': two digits of the error, and as many places of the value."""
+    number, spread = finite(value), finite(error)
+    if number is None:
+        return "not a number"
+    if spread is None or spread <= 0:
+        return decimal(number, 4)
+    digits = _places(spread)
+    return f"{decimal(number, digits)} ± {decimal(spread, digits)}"
+
+
+def deviation(error: Any) -> str:
+    """'± 0.012'."""
+    spread = finite(error)
+    return NONE if spread is None or spread <= 0 else f"± {spread:.{_places(spread)}f}"
+
+
+def _places(spread: float) -> int:
+    """Decimal places that show two digits; rounded first, since 0.0996 is 0.10."""
+    return min(max(1 - math.floor(math.log10(float(f"{spread:.1e}"))), 0), 12)
+
+
+def finite(value: Any) -> float | None:
+    """A number that is one, else None."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if good and math.isfinite(value) else None
+
+
+def counted(value: Any) -> str:
+    """12,345."""
+    return f"{value:,}" if isinstance(value, int) else NONE
+
+
+def decimal(value: float, digits: int) -> str:
+    """With so many decimal places and a minus sign that is one; no minus before zero."""
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+
+
+def lasting(seconds: float) -> str:
+    """3 min 05 s."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 2 * 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole / 86400:.1f} days"
+
+
+# ---------------------------------------------------------------- pictures
 
 
 def drawing(figure: Figure, caption: str, prefix: str) -> Html:
@@ -104,13 +176,15 @@ def drawing(figure: Figure, caption: str, prefix: str) -> Html:
     picture = svg(figure, caption, prefix)
     if len(picture) > LARGE:
         picture = image(as_png(figure), caption, "paper")
-    return tag("figure", picture, tag("figcaption", caption))
+    wide = figure.get_figwidth() > WIDE
+    inner = tag("div", picture, class_="scroll", tabindex="0") if wide else picture
+    return tag("figure", inner, tag("figcaption", caption), class_="wide" if wide else None)
 
 
 def svg(figure: Figure, label: str, prefix: str) -> Html:
     """A figure as inline SVG in the colours of the page."""
     content = io.StringIO()
-    nothing = {key: None for key in ("Date", "Creator", "Format", "Type")}
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": "ornstein", "svg.fonttype": "path"}):
         figure.savefig(content, format="svg", facecolor="white", metadata=nothing)
     text = content.getvalue()
@@ -138,6 +212,13 @@ def _variable(colour: re.Match[str]) -> str:
 _NAMES = {colour.lower(): name for colour, (name, _) in DARK.items()}
 
 
+def photograph(content: bytes, caption: str) -> Html:
+    """A picture from a file with its caption."""
+    shown = image(content, caption, "paper")
+    wide = content[:8] == PNG and struct.unpack(">I", content[16:20])[0] > 96 * WIDE
+    return tag("figure", shown, tag("figcaption", caption), class_="wide" if wide else None)
+
+
 def image(content: bytes, alt: str, class_: str | None = None) -> Html:
     """A PNG inside the page."""
     if content[:8] != PNG or len(content) < 24:
@@ -152,6 +233,9 @@ def image(content: bytes, alt: str, class_: str | None = None) -> Html:
         height=str(height),
         class_=class_,
     )
+
+
+# ---------------------------------------------------------------- the whole
 
 
 def page(title: str, *body: str) -> str:
@@ -185,7 +269,6 @@ body { margin: 0; background: var(--paper); color: var(--ink); -webkit-text-size
 main { max-width: 72rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.015em }
 h2 { font-size: 1.2rem; margin: 0 0 .5rem; letter-spacing: -.01em }
-h3 { font-size: 1rem; margin: 1.75rem 0 .25rem }
 p { max-width: 44rem; margin: 0 0 .75rem; overflow-wrap: break-word }
 p.missing, p.note { color: var(--quiet); font-size: .875rem }
 section { border-top: 1px solid var(--rule); margin-top: 2.25rem; padding-top: 1.5rem }
@@ -193,6 +276,7 @@ nav { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin-top: 1rem; fon
 nav a { color: var(--quiet); text-decoration: none; border-bottom: 1px solid var(--rule) }
 nav a:hover, nav a:focus { color: var(--ink); border-color: currentColor }
 .table { overflow-x: auto; margin: .75rem 0 1rem }
+.cards table { font-size: .8125rem }
 table { border-collapse: collapse; font-size: .875rem; line-height: 1.4;
   font-variant-numeric: tabular-nums; border-bottom: 1px solid var(--quiet) }
 th, td { padding: .4rem 1rem .4rem 0; text-align: left; vertical-align: top }
@@ -202,33 +286,36 @@ thead th { color: var(--quiet); font-weight: 500; vertical-align: bottom; white-
 tbody tr + tr > * { border-top: 1px solid var(--rule) }
 tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 7rem }
 td { overflow-wrap: break-word; max-width: 24rem }
-.number { text-align: right; white-space: nowrap }
+.number { text-align: right }
+.number, .short { white-space: nowrap }
 .figures, .images { display: grid; gap: 1.5rem 2rem; align-items: start; margin: 1rem 0;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)) }
 .images { grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr)) }
-.images.wide { grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)) }
+.figures .wide { grid-column: 1 / -1 }
+.scroll { overflow-x: auto }
+.scroll > * { min-width: 44rem }
 figure { margin: 0; min-width: 0 }
 figcaption { color: var(--quiet); font-size: .8125rem; line-height: 1.45; margin-top: .4rem;
   overflow-wrap: break-word }
 svg { display: block; width: 100%; height: auto; fill: var(--ink) }
 svg * { stroke-linejoin: round; stroke-linecap: butt }
 img { display: block; max-width: 100%; height: auto }
-img.pixels { image-rendering: pixelated }
 img.paper { background: #fff; border-radius: 4px }
 details { margin: .5rem 0; font-size: .875rem }
 summary { cursor: pointer; color: var(--quiet) }
 summary:hover { color: var(--ink) }
+@media (min-width: 40rem) { .images .wide { grid-column: span 2 } }
 @media (max-width: 40rem) {
   main { padding: 1.5rem 1rem 3rem }
   h1 { font-size: 1.45rem }
   tbody th { min-width: 5rem }
   .cards table, .cards tbody, .cards tr, .cards td, .cards tbody th { display: block }
-  .cards table { border-bottom: 0 }
+  .cards table { border-bottom: 0; font-size: .875rem }
   .cards thead { display: none }
   .cards tr { border-top: 1px solid var(--quiet); padding: .5rem 0 }
   .cards tbody th { padding: 0 0 .15rem; font-size: 1rem }
-  .cards tbody tr > td { display: flex; justify-content: space-between; gap: 1rem; padding: .15rem 0;
-    text-align: right; white-space: normal; border-top: 0; max-width: none }
+  .cards tbody tr > td { display: flex; justify-content: space-between; gap: 1rem;
+    padding: .15rem 0; text-align: right; white-space: normal; border-top: 0; max-width: none }
   .cards tbody tr > th { border-top: 0 }
   .cards td::before { content: attr(data-name); color: var(--quiet); text-align: left; flex: none }
 }

@@ -192,9 +192,7 @@ def _array(x: Any) -> NDArray[Any]:
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
-def _check_grid(
-    images: NDArray[Any], levels: Any, columns: Any, gap: Any, scale: Any
-) -> None:
+def _check_grid(images: NDArray[Any], levels: Any, columns: Any, gap: Any, scale: Any) -> None:
     counts = {"levels": (levels, 2), "gap": (gap, 0)}
     counts |= {} if columns is None else {"columns": (columns, 1)}
     counts |= {} if scale is None else {"scale": (scale, 1)}
