@@ -83,13 +83,14 @@ def check_picture(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder and the terminal of one `ornstein quickstart`."""
-    home = tmp_path_factory.mktemp("quickstart")
-    done = ornstein_command("quickstart", cwd=home)
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the terminal of one `ornstein inspect all`, and a process of one's own."""
+    home = tmp_path_factory.mktemp("zoo")
+    own = ["--Q", "[[0,-1],[1,0]]", "--D", "[[0,0],[0,1]]"]
+    done = ornstein_command("inspect", "all", *own, cwd=home)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    return home / "runs" / "quickstart", done.stdout
+    return home / "runs" / "inspect", done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +103,8 @@ def inspected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, done.stdout
 
 
-def test_quickstart_shows_every_process(quickstart: tuple[Path, str]) -> None:
-    folder, terminal = quickstart
+def test_the_zoo_shows_every_process(zoo: tuple[Path, str]) -> None:
+    folder, terminal = zoo
     names = [*ornstein.PRESETS, "learned-2", "own"]
     assert list(figures(folder)) == names
     for name in names:
@@ -115,15 +116,15 @@ def test_quickstart_shows_every_process(quickstart: tuple[Path, str]) -> None:
     assert written == {path.name for path in folder.iterdir()}
 
 
-def test_quickstart_says_where_its_figures_come_from(quickstart: tuple[Path, str]) -> None:
-    record = json.loads((quickstart[0] / "figures.json").read_text(encoding="utf-8"))
+def test_the_zoo_says_where_its_figures_come_from(zoo: tuple[Path, str]) -> None:
+    record = json.loads((zoo[0] / "figures.json").read_text(encoding="utf-8"))
     assert record["ornstein"] == ornstein.__version__
     assert record["data"] == {"variance": 0.25, "mean": 0.0}
     assert {"torch", "python", "cpu", "commit"} <= set(record)
 
 
-def test_quickstart_knows_what_never_happens(quickstart: tuple[Path, str]) -> None:
-    rows = figures(quickstart[0])
+def test_the_zoo_knows_what_never_happens(zoo: tuple[Path, str]) -> None:
+    rows = figures(zoo[0])
     assert rows["vesde"]["forgotten_at"] is None  # it has no drift: the mean stays
     assert all(row["sharp_until"] is not None for row in rows.values())
     for name in ("vpsde", "subvpsde", "vesde"):
@@ -131,8 +132,8 @@ def test_quickstart_knows_what_never_happens(quickstart: tuple[Path, str]) -> No
         assert rows[name]["condition"] == pytest.approx(1.0, rel=1e-14)
 
 
-def test_vesde_signal_to_noise(quickstart: tuple[Path, str]) -> None:
-    record = json.loads((quickstart[0] / "curves.json").read_text(encoding="utf-8"))
+def test_vesde_signal_to_noise(zoo: tuple[Path, str]) -> None:
+    record = json.loads((zoo[0] / "curves.json").read_text(encoding="utf-8"))
     curve = record["curves"]["vesde"]
     growth = 2 * math.log(50 / 0.01)
     truth = 1 / (0.01**2 * np.expm1(growth * np.array(curve["times"])))

@@ -35,6 +35,9 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "report": (reporting.Report, reporting.HELP),
 }
 
+# what torch says to those who write networks, not to those who train them
+ADVICE = (".*TensorFloat32 tensor cores.*", ".*torch._prims_common.check.*")
+
 HELP = """Multivariate diffusion models with any linear noising process.
 
 examples:
@@ -54,6 +57,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if args is None else args)
     warnings.showwarning = _warned  # type: ignore[assignment]
+    for message in ADVICE:
+        warnings.filterwarnings("ignore", message=message)
     try:
         if wrong := _wrong_case(args):
             raise ValueError(wrong)

@@ -163,7 +163,7 @@ def table(rows: list[Row], head: str = "model") -> Table:
         show_edge=False,
         pad_edge=False,
         caption=(
-            "± standard error over examples and draws; draws: the part that more draws would remove\n"
+            "± standard error over examples and draws; draws: what more of them would remove\n"
             "prior: the part of bits/dim that no network can win back\n"
             "difference: to the first of its kind, on the same examples"
         ),

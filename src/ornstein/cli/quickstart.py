@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 import ornstein
 from ornstein import Process, viz
@@ -15,7 +16,7 @@ from ornstein.cli.evaluating import Row, pairing, table
 from ornstein.cli.training import run
 from ornstein.cli.words import of_time
 from ornstein.data import Dataset
-from ornstein.evaluation import evaluate
+from ornstein.evaluation import Evaluation, evaluate
 from ornstein.files import write_text
 from ornstein.sampling import Ancestral, sample
 from ornstein.score import Parametrisation, ScoreModel
@@ -65,7 +66,7 @@ class Quickstart:
         zoo = [channel, *(channel.with_process(Diffusing(name).build()) for name in names[1:])]
         zoo.append(channel.with_process(_random(self.seed)))
         rows = self._evaluated("channel", zoo, data, console)
-        self._sampled("channel", zoo, data, console)
+        samples = self._sampled("channel", zoo, data, console)
         rivals = [
             self._trained("joint", name, self.steps // 2, data, console)
             for name in ("vpsde", "learned-1")
@@ -76,7 +77,8 @@ class Quickstart:
             rows += self._evaluated(folder, [model], data, console, first)
             first = first or rows[-1]
             self._sampled(folder, [model], data, console)
-        console.print(table(rows, "trained as"))
+        console.print(table(rows))
+        self._overview(rows, samples, data)
         report = self._report()
         console.print(f"\n{of_time(time.perf_counter() - began)}; wrote {report}")
 
@@ -136,13 +138,31 @@ class Quickstart:
 
     def _sampled(
         self, run_name: str, models: list[ScoreModel], data: Dataset, console: Console
-    ) -> None:
+    ) -> dict[str, Tensor]:
         """A grid of samples from each."""
+        samples = {}
         for model in models:
             name = model.process.name
             with console.status(f"sampling under {name} …"):
-                found = sample(model, 48, Ancestral(60), seed=self.seed)
-            viz.picture(found, data.levels, self.out / run_name / "samples" / f"{name}.png")
+                samples[name] = sample(model, 48, Ancestral(60), seed=self.seed)
+            path = self.out / run_name / "samples" / f"{name}.png"
+            viz.picture(samples[name], data.levels, path)
+        return samples
+
+    def _overview(self, rows: list[Row], samples: dict[str, Tensor], data: Dataset) -> None:
+        """All results in one picture."""
+        groups: dict[str, list[tuple[str, Evaluation]]] = {}
+        titles = {"channel": "one channel denoiser", "joint": "joint models"}
+        for row in rows:
+            kind = titles[row.found.parametrisation]
+            groups.setdefault(kind, []).append((row.found.process, row.found))
+        shown = {f"channel, {name}": samples[name] for name in ("vpsde", "cld", "alda")}
+        below = (
+            f"8×8 digits, {len(data.test)} test images, discrete bound. "
+            "The channel model was trained once and put under each process afterwards."
+        )
+        figure = viz.gallery(groups, shown, data.levels or 256, "Quick start", below)
+        viz.save(figure, self.out / "overview.png")
 
     def _report(self) -> Path:
         """One HTML file about all three runs."""
@@ -154,8 +174,9 @@ class Quickstart:
 
 
 def _random(seed: int) -> Process:
-    """Three variables, a random skew Q and a random full D."""
+    """Three variables, a random skew Q and a random full D; its slowest mode is as VPSDE's."""
     generator = torch.Generator().manual_seed(seed + 1)
     raw = torch.randn(2, 3, 3, dtype=torch.float64, generator=generator)
-    D = raw[1] @ raw[1].mT / 6
-    return ornstein.Diffusion(raw[0] - raw[0].mT, D, name="random")
+    Q, D = raw[0] - raw[0].mT, raw[1] @ raw[1].mT
+    slowest = 2 * torch.linalg.eigvals(Q + D).real.min()
+    return ornstein.Diffusion(Q / slowest, D / slowest, name="random")

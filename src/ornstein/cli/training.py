@@ -125,6 +125,9 @@ def run(
     heading = title or f"{data.name}, {model.parametrisation}, {model.process.name}, {count}"
     averaged = model
     writer = Events(folder / "tensorboard") if tensorboard and first else None
+    if first and model_on_gpu(model) and experiment.training.compile != "off":
+        note = "compiling the first steps takes a minute or two (--compile off starts at once)"
+        Console(highlight=False, soft_wrap=True).print(note, style="dim")
     with Live(heading, experiment.training.steps, quiet=not first) as live:
         for step in steps:
             averaged = step.averaged

@@ -157,7 +157,7 @@ def named(name: str, options: Mapping[str, Any]) -> Process:
     for option in options:
         if option not in known:
             raise ValueError(
-                f"{option} was given, but {name!r} has none to set; leave {option} out."
+                f"{option} was given, but {name!r} has no {option} to set; leave {option} out."
             )
     return make(**options)
 

@@ -13,7 +13,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ class RunSummary:
     def provenance(self) -> Mapping[str, Any]:
         """Versions, machine and commit of the last start."""
         return self.starts[-1] if self.starts else _record(self.config.get("provenance"))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """All options as text, by dotted names; in the user's words where the run has them."""
+        asked, config = _record(self.config.get("experiment")), self.config
+        parts = {part: asked.get(part, config.get(part)) for part in ("data", "process", "model")}
+        return dict(_flat({**parts, "training": config.get("training")}))
 
 
 def read_run(folder: str | Path, name: str | None = None) -> RunSummary:
@@ -261,6 +268,17 @@ def _n_vars(config: Mapping[str, Any], training: Sequence[Line]) -> int | None:
         r"learned-(\d+)(-full)?", str(_experiment(config, "process").get("process"))
     )
     return int(name[1]) + 1 if name else None
+
+
+def _flat(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of all options, nested ones with dots."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{where}.{key}" if where else str(key))
+    elif value is not None:
+        yield where, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    elif "." in where:
+        yield where, "not set"
 
 
 def _experiment(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:

@@ -6,10 +6,11 @@ Nothing here shows or prints.
 from ornstein.viz.bits import bits
 from ornstein.viz.compare import overview
 from ornstein.viz.curves import matrices, parts, shares, training, where
-from ornstein.viz.html import measured
+from ornstein.viz.gallery import gallery
+from ornstein.viz.html import Section, Table, measured
 from ornstein.viz.images import grid, picture, save_image, scatter
 from ornstein.viz.page import page
-from ornstein.viz.report import Section, Table, report
+from ornstein.viz.report import report
 from ornstein.viz.style import save
 from ornstein.viz.summary import Summary, curves, numbered, summarise
 
@@ -19,6 +20,7 @@ __all__ = [
     "Table",
     "bits",
     "curves",
+    "gallery",
     "grid",
     "matrices",
     "measured",

@@ -1,10 +1,8 @@
 """HTML that needs nothing but itself: text is escaped, pictures are inside, there is no script.
 
-`measured`, `counted` and `lasting` write numbers as text.
-
 Figures become SVG whose colours are variables of the page, so that they follow its light or dark
 look; large ones become PNG on white paper. A `str` is text and is escaped wherever it is put; only
-`Html`, which the functions here return, is markup.
+`Html`, which the functions here return, is markup. `measured` writes a number with its error.
 """
 
 from __future__ import annotations
@@ -16,6 +14,8 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -79,11 +79,18 @@ def paragraphs(text: str, class_: str | None = None) -> Html:
     return joined(tag("p", part, class_=class_) for part in found if part)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], cards: bool = False) -> Html:
-    """A table whose first column names the rows; columns of numbers are set to the right.
+@dataclass(frozen=True)
+class Table:
+    """Text in rows; the first column names them. Columns of numbers are set to the right."""
 
-    cards: on a narrow screen each row becomes a list of its own.
-    """
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    cards: bool = False  # many columns: on a narrow screen every row becomes a list
+
+
+def tabled(table: Table) -> Html:
+    """A table as markup."""
+    head, rows = table.head, table.rows
     for row in rows:
         if len(row) != len(head):
             raise ValueError(
@@ -100,7 +107,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], cards: bool = Fals
             cells.append(tag("td", tag("span", lines(text)), class_=look, data_name=name))
         body.append(tag("tr", *cells))
     inner = tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body))
-    return tag("div", inner, class_="table cards" if cards else "table", tabindex="0")
+    return tag("div", inner, class_="table cards" if table.cards else "table", tabindex="0")
 
 
 def _look(column: Sequence[str], index: int) -> str | None:
@@ -112,7 +119,7 @@ def _look(column: Sequence[str], index: int) -> str | None:
 
 
 def _numeric(text: str) -> bool:
-    return re.match(r"(± )?[−+]?\d|—$|$", text) is not None and not re.search(r"[A-Za-z]{4}", text)
+    return re.fullmatch(r"(?:[\d.,±−+× ]|of|min|days|[sh])*|—", text) is not None
 
 
 # ---------------------------------------------------------------- numbers
@@ -233,6 +240,47 @@ def image(content: bytes, alt: str, class_: str | None = None) -> Html:
         height=str(height),
         class_=class_,
     )
+
+
+# ---------------------------------------------------------------- sections
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report. Everything in it is text, and escaped."""
+
+    title: str
+    text: str = ""  # paragraphs, with empty lines between them
+    table: Table | None = None
+    note: str = ""  # under the table, in small print
+    figures: Sequence[tuple[str, Figure]] = ()  # what each of them shows, and the figure
+    images: Sequence[tuple[str, Path]] = ()  # titles and PNG files
+    folded: Sequence[tuple[str, Table]] = ()  # tables to be opened by whoever wants them
+
+
+def rendered(section: Section, name: str) -> Html:
+    """A section as markup; `name` is its address in the page."""
+    pieces = [tag("h2", section.title), paragraphs(section.text)]
+    if section.table is not None:
+        pieces.append(tabled(section.table))
+    pieces.append(paragraphs(section.note, "note"))
+    if section.figures:
+        drawn = [drawing(f, c, f"{name}-{i}") for i, (c, f) in enumerate(section.figures)]
+        pieces.append(tag("div", *drawn, class_="figures"))
+    if section.images:
+        shown = [_image(caption, path) for caption, path in section.images]
+        pieces.append(tag("div", *shown, class_="images"))
+    for heading, table in section.folded:
+        pieces.append(tag("details", tag("summary", heading), tabled(table)))
+    return tag("section", *pieces, id=name)
+
+
+def _image(caption: str, path: Path) -> Html:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        return tag("p", f"{caption} can't be read ({error.strerror}).", class_="missing")
+    return photograph(content, caption)
 
 
 # ---------------------------------------------------------------- the whole

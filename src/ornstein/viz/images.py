@@ -51,7 +51,7 @@ def grid(
     shown = np.broadcast_to(shown, (n, 3, height, width)).transpose(0, 2, 3, 1)
     scale = scale or math.ceil(SMALLEST / max(height, width))
     shown = shown.repeat(scale, 1).repeat(scale, 2)  # (N, H, W, 3)
-    columns = min(columns or math.ceil(math.sqrt(n)), n)
+    columns = min(columns or _columns(n), n)
     rows = math.ceil(n / columns)
     down, across = height * scale + gap, width * scale + gap
     canvas = np.full((rows * down + gap, columns * across + gap, 3), GAP, dtype=np.uint8)
@@ -59,6 +59,12 @@ def grid(
         top, left = gap + i // columns * down, gap + i % columns * across
         canvas[top : top + height * scale, left : left + width * scale] = image
     return canvas
+
+
+def _columns(n: int) -> int:
+    """About as many columns as rows, without a gap in the last row where that can be."""
+    least = math.ceil(math.sqrt(n))
+    return next((c for c in range(least, 2 * least) if n % c == 0), least)
 
 
 def save_image(array: NDArray[Any], path: str | Path) -> Path:

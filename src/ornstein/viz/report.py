@@ -6,72 +6,24 @@ folders do not say; what was not measured is named as such.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from ornstein.training.reading import Line as Record
 from ornstein.training.reading import RunSummary
 from ornstein.viz import html
 from ornstein.viz.bits import PARTS
 from ornstein.viz.curves import drawable, matrices, parts, shares, training, where
-from ornstein.viz.html import (
-    NONE,
-    Html,
-    counted,
-    decimal,
-    deviation,
-    finite,
-    lasting,
-    measured,
-    tag,
-)
+from ornstein.viz.html import NONE, Section, Table, decimal, finite, measured, tag
 from ornstein.viz.summary import numbered
 
 TOGETHER = 8  # evaluations in one figure
-VERSIONS = (
-    "date",
-    "ornstein",
-    "python",
-    "torch",
-    "numpy",
-    "cuda",
-    "system",
-    "cpu",
-    "gpu",
-    "commit",
-)
+VERSIONS = ("date", "python", "torch", "numpy", "cuda", "system", "cpu", "gpu", "commit")
 PLUS_MINUS = (
     "± is one standard error: how far the mean over all such examples, and all draws of times and "
     "noise, may be from the mean over these. Numbers are rounded to two digits of it."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows; the first column names them. Columns of numbers are set to the right."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    cards: bool = False  # many columns: on a narrow screen every row becomes a list
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a report. Everything in it is text, and escaped."""
-
-    title: str
-    text: str = ""  # paragraphs, with empty lines between them
-    table: Table | None = None
-    note: str = ""  # under the table, in small print
-    figures: Sequence[tuple[str, Figure]] = ()  # what each of them shows, and the figure
-    images: Sequence[tuple[str, Path]] = ()  # titles and PNG files
-    folded: Sequence[tuple[str, Table]] = ()  # tables to be opened by whoever wants them
 
 
 def report(
@@ -93,25 +45,8 @@ def report(
     every = [*(s for s in own if s is not None), *sections, _made(runs)]
     links = [tag("a", s.title, href=f"#section-{i}") for i, s in enumerate(every, 1)]
     top = [tag("h1", title), html.paragraphs(intro or "")]
-    body = [rendered(section, f"section-{i}") for i, section in enumerate(every, 1)]
+    body = [html.rendered(section, f"section-{i}") for i, section in enumerate(every, 1)]
     return html.page(title, tag("header", *top, tag("nav", *links)), *body)
-
-
-def rendered(section: Section, name: str) -> Html:
-    """A section as markup; `name` is its address in the page."""
-    pieces = [tag("h2", section.title), html.paragraphs(section.text)]
-    if section.table is not None:
-        pieces.append(_table(section.table))
-    pieces.append(html.paragraphs(section.note, "note"))
-    if section.figures:
-        drawn = [html.drawing(f, c, f"{name}-{i}") for i, (c, f) in enumerate(section.figures)]
-        pieces.append(tag("div", *drawn, class_="figures"))
-    if section.images:
-        shown = [_image(caption, path) for caption, path in section.images]
-        pieces.append(tag("div", *shown, class_="images"))
-    for heading, table in section.folded:
-        pieces.append(tag("details", tag("summary", heading), _table(table)))
-    return tag("section", *pieces, id=name)
 
 
 # ---------------------------------------------------------------- sections of the runs
@@ -138,7 +73,7 @@ def _runs(runs: Sequence[RunSummary]) -> Section:
                 _steps(run),
                 _best(run),
                 "\n".join(results) or "not evaluated yet",
-                NONE if run.seconds is None else lasting(run.seconds),
+                NONE if run.seconds is None else html.lasting(run.seconds),
                 str(run.provenance.get("commit") or NONE).replace(" with ", "\nwith "),
             )
         )
@@ -171,19 +106,19 @@ def _evaluations(runs: Sequence[RunSummary]) -> Section:
     records = [record for _, _, record in named]
     columns["split"] = [str(r.get("split") or NONE) for r in records]
     columns["bits/dim"] = [measured(r["bits_per_dim"], r.get("standard_error")) for r in records]
-    columns["from draws alone"] = [deviation(r.get("draw_error")) for r in records]
+    columns["from draws alone"] = [html.deviation(r.get("draw_error")) for r in records]
     for part in PARTS:
         columns[part] = [_part(r.get(part)) for r in records]
     columns["difference"] = [_difference(r.get("pair"), run) for _, run, r in named]
     columns["examples × draws"] = [
-        f"{counted(r.get('examples'))} × {counted(r.get('draws'))}" for r in records
+        f"{html.counted(r.get('examples'))} × {html.counted(r.get('draws'))}" for r in records
     ]
     columns["weights of"] = [_weights(r) for r in records]
     said = []  # what is the same for all needs no column
     first = records[0]
     shared = {"split": f"{first.get('split')} split"}
     shared["examples × draws"] = (
-        f"{counted(first.get('examples'))} examples × {counted(first.get('draws'))} draws"
+        f"{html.counted(first.get('examples'))} examples × {html.counted(first.get('draws'))} draws"
     )
     for name, words in shared.items():
         if len(set(columns[name])) == 1 and NONE not in columns[name][0]:
@@ -298,7 +233,7 @@ def _samples(runs: Sequence[RunSummary]) -> Section:
 
 def _made(runs: Sequence[RunSummary]) -> Section:
     """Options that differ, versions, machines; everything else to be opened."""
-    options = {run.name: dict(_flat(_options(run.config))) for run in runs}
+    options = {run.name: run.options for run in runs}
     keys = list(dict.fromkeys(key for found in options.values() for key in found))
     differ = [k for k in keys if len({found.get(k, NONE) for found in options.values()}) > 1]
     table = None
@@ -371,7 +306,7 @@ def _difference(pair: Any, run: RunSummary) -> str:
 
 def _weights(record: Record) -> str:
     step, which = record.get("step"), record.get("which")
-    said = [f"step {counted(step)}"] if step is not None else []
+    said = [f"step {html.counted(step)}"] if step is not None else []
     return " ".join([*said, *([f"({which})"] if which else [])]) or NONE
 
 
@@ -379,7 +314,7 @@ def _best(run: RunSummary) -> str:
     if run.best is None:
         return "not validated yet"
     text = measured(run.best["bits_per_dim"], run.best.get("standard_error"))
-    return f"{text}\nat step {counted(run.best.get('step'))}"
+    return f"{text}\nat step {html.counted(run.best.get('step'))}"
 
 
 def _steps(run: RunSummary) -> str:
@@ -388,36 +323,6 @@ def _steps(run: RunSummary) -> str:
     return f"{run.steps:,} of {run.total:,}"
 
 
-def _options(config: Record) -> Record:
-    """Options in the user's words where the run has them, else what is known of its parts."""
-    experiment = config.get("experiment")
-    asked = experiment if isinstance(experiment, dict) else {}
-    kept = {key: asked.get(key, config.get(key)) for key in ("data", "process", "model")}
-    return {**kept, "training": config.get("training")}
-
-
-def _flat(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of all options, nested ones with dots."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{where}.{key}" if where else str(key))
-    elif value is not None or where.count("."):
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield where, "not set" if value is None else text
-
-
 def _part(value: Any) -> str:
     number = finite(value)
     return NONE if number is None else decimal(number, 4)
-
-
-def _table(table: Table) -> Html:
-    return html.table(table.head, table.rows, table.cards)
-
-
-def _image(caption: str, path: Path) -> Html:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        return tag("p", f"{caption} can't be read ({error.strerror}).", class_="missing")
-    return html.photograph(content, caption)
