@@ -51,9 +51,9 @@ def one(name: str, steps: int, seed: int, out: Path) -> None:
     options = experiment(kind, process, steps, seed)
     data = options.data.load()
     model = options.build(data)
+    trained = model
     for step in fit(model, data, options.training):
-        pass
-    trained = step.averaged
+        trained = step.averaged
     names = FIXED if kind == "channel" else (process,)
     found: dict[str, Any] = {}
     for under in names:

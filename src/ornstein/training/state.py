@@ -184,6 +184,7 @@ class State:
                 if moment in moments:
                     found[f"{moment}.{name}"] = moments[moment]
         found["sums"], found["plan"] = self.sums, self.model.process.plan()
+        found["window"] = self._window
         return {name: value.clone() for name, value in found.items()}
 
     def record(self) -> dict[str, Any]:
@@ -191,6 +192,7 @@ class State:
         return {
             "best": self.best,
             "count": self.count,
+            "window": self._window_count,
             "first": self.first,
             "smallest": None if math.isinf(self.smallest) else self.smallest,
             "seconds": self.seconds(),
@@ -218,6 +220,8 @@ class State:
         if self.average.memory > 0:
             self.average.model.load_state_dict(sharing.read(found.folder).tensors)
         self.sums.copy_(tensors["sums"])
+        self._window = tensors["window"].to(self.sums.device)
+        self._window_count = state["window"]
         self.model.process.follow(tensors["plan"])
         self.step, self.count, self.best = found.step, state["count"], state["best"]
         self.first = state["first"]
