@@ -35,7 +35,7 @@ import ornstein
 from benchmarks.small_unet import SmallUNet
 from ornstein.likelihood import bits_per_dim
 from ornstein.provenance import provenance
-from ornstein.score import View
+from ornstein.answers import View
 from ornstein.terms import joint_error, mix, natural_times, root_entropy, total
 
 PROCESSES = {

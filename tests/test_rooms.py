@@ -34,6 +34,7 @@ ROOMS = [
     "likelihood",
     "truncation",
     "sharing",
+    "answers",
     "score",
     "terms",
     "objectives",
@@ -52,7 +53,7 @@ ROOMS = [
     "__main__",
 ]
 
-FOLDERS = ("networks", "sharing", "data", "adapters", "training", "viz", "cli")
+FOLDERS = ("networks", "sharing", "sampling", "data", "adapters", "training", "viz", "cli")
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

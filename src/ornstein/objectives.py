@@ -32,9 +32,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ornstein.answers import LARGEST, View, contract, expand, over
 from ornstein.likelihood import Likelihood
 from ornstein.linalg import in_graph
-from ornstein.score import LARGEST, ScoreModel, View, contract, expand, over
+from ornstein.score import ScoreModel
 from ornstein.terms import (
     Bound,
     Job,

@@ -132,6 +132,13 @@ class Process(Float64Module, ABC):
             error=solved.error.reshape(shape),
         )
 
+    def between(self, start: Tensor, s: Tensor) -> Solved:
+        """Φ and L from `start` to `s`, both (B,), with the error of L; its digits are not checked.
+
+        For those who add L Lᵀ to something larger, next to which lost digits are nothing.
+        """
+        return self._from(self._solution(not in_graph()), start, s)
+
     def noise_factor(self, s: Tensor | float) -> Tensor:
         """G(s) with G Gᵀ the diffusion: (..., K, R) float64."""
         return self._noise_at(self._inside(s))

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ornstein import transition
+from ornstein.answers import LARGEST, View, contract, expand, over
 from ornstein.diagnostics import prior_gap
 from ornstein.draws import Counted, Draws, Generated
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
 from ornstein.linalg import in_graph
 from ornstein.process import Process
-from ornstein.score import LARGEST, ScoreModel, View, contract, expand, over
+from ornstein.score import ScoreModel
 from ornstein.times import Importance, Information, Span, Times
 from ornstein.transition import Given, Transition
 from ornstein.truncation import NoiseLevel, Truncation, check_truncation, ends

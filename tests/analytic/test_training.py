@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import math
-from collections.abc import Callable
+import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ornstein
-from ornstein import Counted, Objective, Optimiser, ScoreModel, Step, Training, Watch, fit
+from ornstein import Counted, Objective, Optimiser, ScoreModel, Training, Watch, fit
 from ornstein.data import Dataset, Split, Stream
 from ornstein.networks import MLP
 from ornstein.terms import natural_times
@@ -229,6 +228,17 @@ def test_grids_are_samples_of_the_averaged_model_from_fixed_noise() -> None:
     assert seen == 2
 
 
+def test_grid_that_cannot_be_drawn_does_not_end_the_run() -> None:
+    """A learned process may be far from its prior for a while: then there is no grid."""
+    process = ornstein.learned(1, rate=0.5, seed=3)
+    watch = replace(QUIET, sample_every=2, samples=5, sample_steps=4)
+    with pytest.raises(ValueError, match="does not reach its prior"):
+        ornstein.sample(model(process, "joint"), 2, shape=(3,))
+    with pytest.warns(UserWarning, match="does not reach its prior"):
+        steps = [*fit(model(process, "joint"), data(), training(4, watch))]
+    assert [step.samples for step in steps] == [None] * 4
+
+
 # ---------------------------------------------------------------- averages
 
 
@@ -371,7 +381,7 @@ def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in fit(model(), data(), options, folder=tmp_path):
         # what is written after a step is there at the next one
         assert step.checkpoint == newest
-        done = [n for n in range(2, step.number, 2)]
+        done = list(range(2, step.number, 2))
         assert steps_kept(tmp_path) == done[-3:]
         if step.number % 2 == 0:
             newest = tmp_path / "checkpoints" / f"step-{step.number:08d}"
@@ -439,7 +449,7 @@ def test_nan_is_an_error_with_the_step_and_the_place(look: str, tmp_path: Path) 
     text = str(caught.value)
     assert text.startswith("step 8: the loss is nan, not a number to go on with; its largest error")
     assert " s = " in text and "where the kernel's condition is " in text
-    if look == "a checkpoint":
+    if look in ("validation", "a checkpoint"):  # the first look is the best so far
         assert text.endswith("The last good checkpoint is that of step 5.")
         assert steps_kept(tmp_path) == [5]
     else:
@@ -478,7 +488,7 @@ def test_condition_of_the_kernel_is_that_of_the_process(tmp_path: Path) -> None:
 
 def test_rate_that_is_far_too_large_diverges() -> None:
     optimiser = Optimiser(lr=1e6, warmup=0)
-    with pytest.raises(Diverged, match="^step [0-9]+: "):
+    with pytest.raises(Diverged, match=r"^step [0-9]+: "):
         losses(model(), training(400, replace(QUIET, log_every=10), optimiser=optimiser))
 
 
@@ -486,14 +496,14 @@ def test_loss_that_runs_away_is_an_error(tmp_path: Path) -> None:
     """Finite, but more than ten times its smallest, in a window of 50 steps."""
     start = ScoreModel(Growing(150), ornstein.vpsde(), ornstein.Continuous(), "channel", 1.0, 2.0)
     watch = replace(QUIET, log_every=7, save_every=100)
-    with pytest.raises(Diverged, match="^step 200: .* last good checkpoint is that of step 100"):
+    with pytest.raises(Diverged, match=r"^step 200: .* last good checkpoint is that of step 100"):
         losses(start, training(400, watch), folder=tmp_path)
 
 
 def test_noise_of_small_batches_is_no_divergence() -> None:
     x = 1 + 2 * torch.randn(64, 3)
     options = replace(training(200, replace(QUIET, log_every=1)), batch=2)
-    assert len([step for step in fit(model(), x, options)]) == 200
+    assert len(list(fit(model(), x, options))) == 200
 
 
 # ---------------------------------------------------------------- the loop as a user has it
@@ -617,3 +627,170 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             next(call())
+
+
+# ---------------------------------------------------------------- that it learns
+
+COVARIANCE = torch.tensor([[1.0, 0.45], [0.45, 0.25]], dtype=torch.float64)  # correlation 0.9
+MEAN = torch.tensor([0.5, -1.0], dtype=torch.float64)
+
+
+def gaussian(count: int, seed: int) -> Tensor:
+    """Correlated: (count, 2) float32."""
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(count, 2, dtype=torch.float64, generator=generator)
+    return (MEAN + white @ torch.linalg.cholesky(COVARIANCE).mT).float()
+
+
+def plane(process: ornstein.Process, kind: str) -> ScoreModel:
+    """A model that knows the mean and the deviation of each coordinate, but not their relation."""
+    torch.manual_seed(0)
+    network = MLP((2,), process.n_vars if kind == "joint" else None, 0, 32, 2)
+    std = COVARIANCE.diagonal().sqrt()
+    return ScoreModel(network, process, ornstein.Continuous(), kind, MEAN, std)  # type: ignore[arg-type]
+
+
+def excess(start: ScoreModel) -> tuple[float, float]:
+    """Bits per dimension above −log₂ p of the very same examples, before and after training …"""
+    x = gaussian(2000, seed=2)
+    law = torch.distributions.MultivariateNormal(MEAN, COVARIANCE)
+    exact = -law.log_prob(x.double()).mean().item() / (2 * math.log(2))
+    found = ornstein.evaluate(start, x, draws=8, quiet=True)
+    return found.bits_per_dim - exact, found.draw_error
+
+
+def taught(start: ScoreModel, steps: int, **options: Any) -> ScoreModel:
+    optimiser = Optimiser(lr=1e-2, process_lr=1e-2, warmup=20, decay="cosine", clip=1.0)
+    how = Training(steps, 256, ema=0.98, optimiser=optimiser, watch=QUIET, **options)
+    for step in fit(start, gaussian(8192, seed=1), how):
+        last = step.averaged
+    return last
+
+
+INDEPENDENT = -math.log2(1 - 0.9**2) / 4  # bits/dim that the correlation is worth: 0.599
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "left"),
+    [
+        pytest.param("channel", ornstein.vpsde, 0.02, id="channel"),
+        pytest.param(
+            "joint", lambda: ornstein.learned(1, seed=3), 0.05, id="learned", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_bound_reaches_the_entropy(kind: str, make: Any, left: float) -> None:
+    """From 0.6 bits/dim above it to nearly nothing, and never below it."""
+    start = plane(make(), kind)
+    before, error = excess(start)
+    assert before == pytest.approx(INDEPENDENT, abs=0.02 + 3 * error)  # the Gaussian answer
+    after, error = excess(taught(start, 300))
+    assert -3 * error < after < left
+
+
+SIMPLE = {
+    "mism": lambda *a, **k: -ornstein.mism(*a, **k).nats,
+    "score_matching": ornstein.score_matching,
+    "noise_prediction": ornstein.noise_prediction,
+}
+
+
+@pytest.mark.parametrize("objective", SIMPLE)
+def test_other_objectives_teach_the_same(objective: str) -> None:
+    """Their own loss falls on examples never seen, and what they learn is a score: a good bound."""
+    start = plane(ornstein.vpsde(), "channel")
+    x, random = gaussian(1000, seed=4), Counted(9, torch.arange(1000))
+    before = SIMPLE[objective](start, x, draws=4, random=random).mean().item()
+    last = taught(start, 250, objective=Objective(objective))  # type: ignore[arg-type]
+    after = SIMPLE[objective](last, x, draws=4, random=random).mean().item()
+    assert after < before
+    assert excess(last)[0] < INDEPENDENT / 2  # score matching looks at small noise most of all
+
+
+def test_q_and_d_are_logged_as_they_are(tmp_path: Path) -> None:
+    start = model(learned(), "joint")
+    watch, optimiser = replace(QUIET, log_every=2), Optimiser(process_lr=0.1, warmup=0)
+    seen = {}
+    for step in fit(start, data(), training(6, watch, optimiser=optimiser), folder=tmp_path):
+        process = start.process
+        assert isinstance(process, ornstein.Diffusion)
+        seen[step.number] = process.Q.tolist(), process.D.tolist()
+        if step.metrics is not None:
+            assert (step.metrics["Q"], step.metrics["D"]) == seen[step.number]
+    noted = {line["step"]: (line["Q"], line["D"]) for line in lines(tmp_path)}
+    assert noted == {n: seen[n] for n in (2, 4, 6)}
+    assert seen[2] != seen[4] != seen[6]
+    for Q, D in seen.values():
+        assert torch.equal(torch.tensor(Q), -torch.tensor(Q).mT)
+        assert torch.linalg.eigvalsh(torch.tensor(D)).min() >= 0
+
+
+def test_metrics_are_means_since_the_last_line() -> None:
+    steps = [*fit(model(), data(), training(7, replace(QUIET, log_every=3)))]
+    for first, last in ((0, 3), (3, 6), (6, 7)):
+        line = steps[last - 1].metrics
+        assert line is not None and line["step"] == last
+        mean = sum(step.loss for step in steps[first:last]) / (last - first)
+        assert line["bits_per_dim"] == pytest.approx(mean, rel=1e-12)
+        for key in ("prior", "diffusion", "reconstruction"):
+            mean = sum(step.parts[key] for step in steps[first:last]) / (last - first)
+            assert line[key] == pytest.approx(mean, rel=1e-12)
+        assert line["epoch"] == pytest.approx(last * BATCH / 64)
+
+
+# ---------------------------------------------------------------- precision, graphs, memory
+
+
+@pytest.mark.parametrize("kind", ["channel", "joint"])
+def test_bfloat16_is_close_to_float32(kind: str) -> None:
+    """8 bits of the network's output are 0.4 %, and the losses are of the order of one."""
+    process = learned if kind == "joint" else ornstein.vpsde
+    full = losses(model(process(), kind), training(10))
+    start = model(process(), kind)
+    half = losses(start, training(10, precision="bfloat16"))
+    assert half != full
+    assert half == pytest.approx(full, rel=4e-3, abs=0.02)
+    assert {p.dtype for p in start.network.parameters()} == {torch.float32}
+    assert {p.dtype for p in start.process.parameters()} <= {torch.float64}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["channel", "joint"])
+def test_compiled_is_eager(kind: str) -> None:
+    if shutil.which("c++") is None and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on the CPU")
+    process = (lambda: ornstein.learned(1, seed=3)) if kind == "joint" else ornstein.vpsde
+    eager = losses(model(process(), kind), training(20, compile="off"))
+    compiled = losses(model(process(), kind), training(20, compile="on"))
+    assert compiled == pytest.approx(eager, rel=1e-5)
+
+
+def living() -> int:
+    """Tensors that Python knows of."""
+    gc.collect()
+    return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+
+
+def peak() -> int:
+    """Bytes of memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["channel", "joint"])
+def test_memory_does_not_grow(kind: str, tmp_path: Path) -> None:
+    """After the first 200 steps: no more tensors, and less than 4 MiB, of 1 MB of weights each."""
+    process = learned() if kind == "joint" else ornstein.vpsde()
+    network = MLP((3,), process.n_vars if kind == "joint" else None, 0, 128, 1)
+    start = ScoreModel(network, process, ornstein.Continuous(), kind, 1.0, 2.0)  # type: ignore[arg-type]
+    watch = replace(QUIET, log_every=50, save_every=100, valid_every=100, sample_every=100)
+    watch = replace(watch, valid_examples=4, samples=2, sample_steps=2)
+    if kind == "joint":  # a process on its way is not always near its prior
+        watch = replace(watch, sample_every=0)
+    counts, sizes = [], []
+    for step in fit(start, data(), training(1000, watch), folder=tmp_path):
+        if step.number in (201, 901):
+            counts.append(living())
+            sizes.append(peak())
+    assert counts[0] == counts[1]
+    assert sizes[1] - sizes[0] < 4 * 2**20

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from ornstein.adapters.frames import Steps, amplitudes, frame_of
+from ornstein.answers import over
 from ornstein.parts import Record, part
-from ornstein.score import over
 
 Answers = Literal["noise", "velocity"]
 Given = Mapping[str, "Tensor | Mapping[str, Tensor]"]

@@ -1,0 +1,22 @@
+"""Sampling: solvers as small values, and one function that drives them.
+
+`Ancestral` and `EulerMaruyama` go back along any process; `sample` numbers and seeds its samples.
+"""
+
+from ornstein.sampling.sampler import SamplingStep, sample
+from ornstein.sampling.solvers import Ancestral, EulerMaruyama, LinearSolver, Moves, Solver
+from ornstein.sampling.way import GRIDS, Grid, Way, grid_times
+
+__all__ = [
+    "GRIDS",
+    "Ancestral",
+    "EulerMaruyama",
+    "Grid",
+    "LinearSolver",
+    "Moves",
+    "SamplingStep",
+    "Solver",
+    "Way",
+    "grid_times",
+    "sample",
+]
