@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 import ornstein
 from benchmarks.small_unet import SmallUNet
+from ornstein.answers import View
 from ornstein.likelihood import bits_per_dim
 from ornstein.provenance import provenance
-from ornstein.answers import View
 from ornstein.terms import joint_error, mix, natural_times, root_entropy, total
 
 PROCESSES = {

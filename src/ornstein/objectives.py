@@ -31,6 +31,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ornstein.answers import LARGEST, View, contract, expand, over
 from ornstein.likelihood import Likelihood
@@ -286,7 +287,8 @@ def _divergence(
     if how == "auto":
         how = "exact" if at[0].numel() <= EXACT_UP_TO else "rademacher"
     wanted = torch.is_grad_enabled()
-    with torch.enable_grad():
+    # fused attention has no second derivative
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         at = at.detach().requires_grad_() if not at.requires_grad else at
         value = network(at)
         if not value.requires_grad:

@@ -25,6 +25,7 @@ from ornstein.cli import (
 )
 from ornstein.cli.matrices import REGISTRY
 from ornstein.training import Diverged, Experiment, Interrupted, preset
+from ornstein.training.options import check_all, unchecked
 
 COMMANDS: dict[str, tuple[Any, str]] = {
     "quickstart": (quickstart.Quickstart, quickstart.HELP),
@@ -62,18 +63,20 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if wrong := _wrong_case(args):
             raise ValueError(wrong)
-        command: Any = tyro.cli(
-            _commands(args),
-            prog="ornstein",
-            description=HELP,
-            args=args,
-            config=(
-                tyro.conf.OmitArgPrefixes,
-                tyro.conf.FlagCreatePairsOff,
-                tyro.conf.HelptextFromCommentsOff,
-            ),
-            registry=REGISTRY,
-        )
+        with unchecked():
+            command: Any = tyro.cli(
+                _commands(args),
+                prog="ornstein",
+                description=HELP,
+                args=args,
+                config=(
+                    tyro.conf.OmitArgPrefixes,
+                    tyro.conf.FlagCreatePairsOff,
+                    tyro.conf.HelptextFromCommentsOff,
+                ),
+                registry=REGISTRY,
+            )
+        check_all(command)
         command.run()
     except Interrupted as stopped:
         _say(f"{stopped}; everything is saved. Repeat the command to go on.")

@@ -18,6 +18,7 @@ import contextlib
 import json
 import math
 import time
+import warnings
 import weakref
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
@@ -349,16 +350,21 @@ class _Job:
             )
         return found
 
-    def _samples(self) -> Tensor:
+    def _samples(self) -> Tensor | None:
+        """From fixed noise; None, with a warning, where the process can't be sampled from."""
         watch = self.training.watch
-        return sample(
-            self.average.settle(),
-            watch.samples,
-            Ancestral(watch.sample_steps),
-            seed=self.training.seed,
-            shape=self.data.shape,
-            batch_size=max(64, self.micro),
-        )
+        try:
+            return sample(
+                self.average.settle(),
+                watch.samples,
+                Ancestral(watch.sample_steps),
+                seed=self.training.seed,
+                shape=self.data.shape,
+                batch_size=max(64, self.micro),
+            )
+        except ValueError as error:  # pictures are no reason to stop a run
+            warnings.warn(f"no samples at step {self.state.step}: {error}", stacklevel=2)
+            return None
 
     # ---------------------------------------------------------------- keeping
 

@@ -7,19 +7,57 @@ processes or an interruption. What may change between two starts of one run is i
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ornstein.draws import SPREADS, Spread
 from ornstein.transition import Given
 
+_CHECKING = ContextVar("checking", default=True)
+
+
+class Checked:
+    """Options that check themselves as soon as they are made."""
+
+    def __post_init__(self) -> None:
+        if _CHECKING.get():
+            self.check()
+
+    def check(self) -> None:
+        """Raise a ValueError for an option that can't be meant."""
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """For a parser that would wrap the message of a check into its own; check afterwards."""
+    before = _CHECKING.set(False)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(before)
+
+
+def check_all(options: object) -> None:
+    """Check options and all that are inside them."""
+    for field_ in dataclasses.fields(options):  # type: ignore[arg-type]
+        value = getattr(options, field_.name)
+        if dataclasses.is_dataclass(value):
+            check_all(value)
+    if isinstance(options, Checked):
+        options.check()
+
+
 Loss = Literal["elbo", "mism", "score_matching", "noise_prediction"]
 Proposal = Literal["natural", "information", "importance", "logsnr", "uniform", "adaptive"]
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(Checked):
     """What is minimised."""
 
     objective: Loss = "elbo"
@@ -33,7 +71,7 @@ class Objective:
     given: Given = "x"
     """What the kernel is given: x alone, or all variables at time 0."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         _among(self, "objective", ("elbo", "mism", "score_matching", "noise_prediction"))
         _among(
             self,
@@ -51,7 +89,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class Optimiser(Checked):
     """How it is minimised."""
 
     optimiser: Literal["adamw", "adam"] = "adamw"
@@ -73,7 +111,7 @@ class Optimiser:
     final: float = 0.0
     """With cosine: their last value, as a part of the largest."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         _among(self, "optimiser", ("adamw", "adam"))
         _among(self, "decay", ("constant", "cosine"))
         for name in ("lr", "process_lr"):
@@ -98,7 +136,7 @@ class Optimiser:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(Checked):
     """What is looked at and kept along the way. None of it changes the numbers of a run."""
 
     log_every: int = 50
@@ -122,7 +160,7 @@ class Watch:
     keep: int = 2
     """How many checkpoints to keep, besides the best on validation."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("valid_every", "sample_every", "save_every"):
             _whole(self, name, 0)
         for name in ("log_every", "valid_examples", "valid_draws", "samples", "sample_steps"):
@@ -132,7 +170,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Checked):
     """A whole run."""
 
     steps: int = 10_000
@@ -155,7 +193,7 @@ class Training:
     optimiser: Optimiser = field(default_factory=Optimiser)
     watch: Watch = field(default_factory=Watch)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("steps", "batch", "accumulate"):
             _whole(self, name, 1)
         _whole(self, "seed", None)
