@@ -9,6 +9,7 @@ goes it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import importlib
 import itertools
@@ -412,3 +413,30 @@ def restored(path: Path) -> Iterator[bytes]:
         yield content
     finally:
         path.write_bytes(content)
+
+
+def measured() -> int:
+    """Print the estimated bytes of a forward pass, and those that it really holds."""
+    import torch
+
+    from ornstein.data import load
+    from ornstein.training import preset
+    from ornstein.training.estimating import estimate
+    from ornstein.training.loss import Loss
+
+    def resident() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    experiment, data = preset("digits"), load("digits")
+    training = dataclasses.replace(experiment.training, batch=1024)
+    model = experiment.build(data)
+    found = estimate(model, data, training)
+    loss = Loss(model, training.objective, training.seed, narrow=False)
+    x, index = data.train.x[:1024], torch.arange(1024)
+    before = resident()
+    value = loss(x, index)[0]
+    held = resident() - before
+    value.backward()
+    print(json.dumps([found.activation_bytes, held]))
+    return 0

@@ -23,7 +23,7 @@ from ornstein.cli import (
     sampling,
     training,
 )
-from ornstein.cli.matrices import REGISTRY
+from ornstein.cli.reading import REGISTRY
 from ornstein.training import Diverged, Experiment, Interrupted, preset
 from ornstein.training.options import check_all, unchecked
 
@@ -71,7 +71,6 @@ def main(args: Sequence[str] | None = None) -> int:
                 args=args,
                 config=(
                     tyro.conf.OmitArgPrefixes,
-                    tyro.conf.FlagCreatePairsOff,
                     tyro.conf.HelptextFromCommentsOff,
                 ),
                 registry=REGISTRY,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 from rich import box
 from rich.console import Console
@@ -18,7 +17,7 @@ from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import processes
 from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
 from ornstein.score import ScoreModel
-from ornstein.training.distribution import default_device, joined
+from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
 
 HELP = """Bits per dimension of trained models, with errors: a table and JSON files.
@@ -46,8 +45,7 @@ class Evaluate:
     models: Models
     """Folders of runs or saved models."""
     process: Names = ()
-    """Processes to put a channel model under: presets, learned-N, or runs whose process to take
-    (default: the model's own)."""
+    """Processes to put a channel model under: presets, learned-N, or runs (default: its own)."""
     split: Literal["test", "valid", "train"] = "test"
     """Which examples."""
     which: Which = "best"
@@ -74,7 +72,7 @@ class Evaluate:
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
 
     def run(self) -> None:
-        device = torch.device(self.device) if self.device else default_device()
+        device = device_of(self.device)
         if not self.models:
             raise ValueError("no model was named; expected the folder of a run or a saved model.")
         rows: list[Row] = []
@@ -124,6 +122,11 @@ class Evaluate:
         own = model.process.name if name == "own" else Path(name).name
         parts = [self.split, own, "" if self.bound == "own" else self.bound]
         parts.append("" if opened.step is None else f"step{opened.step}")
+        usual = {field.name: field.default for field in fields(self)}
+        for option in ("draws", "limit", "seed"):  # other numbers are another evaluation
+            value = getattr(self, option)
+            parts.append("" if value == usual[option] else f"{option}{value}")
+        parts.insert(0, opened.name if self.out is not None else "")
         return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts if part)
 
     def _likelihood(self, model: ScoreModel) -> Likelihood | None:

@@ -14,6 +14,9 @@ from ornstein.cli.looking import look
 
 HELP = """Look at one process or several: a table, a page of plots for each, and JSON.
 
+processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …; a folder is that
+of a run or of a saved model, whose process it is; all is every preset and learned-2
+
 examples:
   ornstein inspect cld
   ornstein inspect all
@@ -41,9 +44,7 @@ class Inspect:
     """Look at one process or several."""
 
     names: Names = ()
-    """Presets: vpsde, subvpsde, vesde, cld, psld, alda, malda, or learned-N with N auxiliary
-    variables (learned-N-full for a full D); or folders of runs, whose trained process it is;
-    all is every preset and learned-2."""
+    """Presets, learned-N (or learned-N-full), folders of runs, or all."""
     Q: Json = None
     """Skew-symmetric matrix of a process of your own, as nested lists."""
     D: Json = None
@@ -51,8 +52,7 @@ class Inspect:
     S: Json = None
     """The inverse of its stationary covariance (default: the identity)."""
     v0_variance: Json = None
-    """Variance of its auxiliary variables at time 0: a number, one for each, or a matrix
-    (default: 0.04)."""
+    """Variance of v at time 0: a number, one for each, or a matrix (default: 0.04)."""
     rate: Ends = None
     """Linear rate, its value at time 0 and at the horizon (default: 0.1 20)."""
     rate_q: Ends = None

@@ -21,6 +21,7 @@ class Live:
         self.console = Console(highlight=False, soft_wrap=True)
         self.title, self.total, self.quiet = title, total, quiet
         self.valid = ""
+        self.first = True
         self.bar: Progress | None = None
         if self.console.is_terminal and not quiet:
             self.bar = Progress(
@@ -47,14 +48,21 @@ class Live:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
+        if self.first and error is None and not self.quiet:
+            self._print(f"finished before: all {self.total:,} steps are done")
 
     def show(self, step: Step) -> None:
         """After a step."""
         if self.quiet:
             return
+        if self.first and step.number > 1:
+            self._print(f"going on after step {step.number - 1:,}")
+        self.first = False
         if step.validation is not None:
             found = step.validation
-            self.valid = f", valid {found.bits_per_dim:.3f} ± {found.standard_error:.3f}"
+            self.valid = f", valid {found.bits_per_dim:.3f}"
+            if found.standard_error > 0:
+                self.valid += f" ± {found.standard_error:.3f}"
             if self.bar is None or step.number == step.total:
                 self._print(f"{step.number:>7,}  validation {found.line}")
         if self.bar is not None:

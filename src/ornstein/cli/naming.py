@@ -27,15 +27,18 @@ def process(
         if rate is not None:
             raise ValueError(f"--rate was given, but {name} is a trained model; leave --rate out.")
         return open_model(name).model.process.to(device)
+    if "/" in name:
+        raise ValueError(
+            f"{name} is no folder of a run or of a saved model; expected one, or the name of a "
+            "preset."
+        )
     return Diffusing(process=name, rate=rate, horizon=horizon).build().to(device)
 
 
 def is_model(path: str) -> bool:
     """Whether this is a folder with a model in it."""
-    folder = Path(path)
-    return folder.is_dir() and (
-        (folder / "checkpoints").is_dir() or (folder / "model.safetensors").exists()
-    )
+    marks = ("checkpoints", "model.safetensors", "metrics.jsonl")
+    return any((Path(path) / mark).exists() for mark in marks)
 
 
 def own(

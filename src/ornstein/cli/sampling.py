@@ -19,7 +19,7 @@ from ornstein.files import write_arrays
 from ornstein.ledger import processes
 from ornstein.likelihood import OfPixels
 from ornstein.sampling import Ancestral, EulerMaruyama, Solver, sample
-from ornstein.training.distribution import default_device, joined
+from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Which, open_model
 
 HELP = """Sample from a trained model. Sample i is a function of the seed and of i alone.
@@ -63,7 +63,7 @@ class Sample:
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
 
     def run(self) -> None:
-        device = torch.device(self.device) if self.device else default_device()
+        device = device_of(self.device)
         console = Console(highlight=False, soft_wrap=True)
         with joined(device):
             opened = open_model(self.model, self.which, device)

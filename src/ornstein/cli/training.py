@@ -17,13 +17,18 @@ from ornstein.data import Dataset
 from ornstein.ledger import processes
 from ornstein.score import ScoreModel
 from ornstein.training import Experiment, fit, preset
-from ornstein.training.distribution import default_device, joined
+from ornstein.training.checkpoints import Checkpoints
+from ornstein.training.distribution import device_of, joined
 from ornstein.training.estimating import estimate
 from ornstein.training.loop import run_record
 from ornstein.training.run import Run
 from ornstein.training.tensorboard import Events
 
 HELP = """Train a model. Repeating a command goes on with its run; other options are refused.
+
+data:      digits, mnist, fashion_mnist, cifar10, imagenet32; points in the plane: moons, rings,
+           checkerboard, swissroll, mixture; files and folders of your own
+processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …, own
 
 What is left out is taken from a preset for the data set, or from a file (--config), which may be
 the config.json of another run.
@@ -37,6 +42,7 @@ examples:
   torchrun --nproc-per-node 8 -m ornstein train --data cifar10 --batch 512"""
 
 NoHint = tyro.conf.arg(help_behavior_hint="")
+Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,11 @@ class Train:
     """Folder of the run (default: runs/DATA-PARAMETRISATION-PROCESS)."""
     config: Annotated[Path | None, NoHint] = None
     """A JSON file with options; those on the command line come on top."""
-    dry_run: bool = False
+    dry_run: Flag = False
     """Print what would be done, with parameters, memory and time, and stop."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
-    tensorboard: bool = False
+    tensorboard: Flag = False
     """Write TensorBoard events to the run, too (needs the extra: ornstein[tensorboard])."""
 
     @property
@@ -65,7 +71,7 @@ class Train:
         return Path("runs") / f"{data}-{model.parametrisation}-{process.process}"
 
     def run(self) -> None:
-        device = torch.device(self.device) if self.device else default_device()
+        device = device_of(self.device)
         data = self.experiment.data.load()
         with joined(device):
             model = self.experiment.build(data, device)
@@ -81,10 +87,11 @@ class Train:
         record = run_record(model, data, training, self.experiment.to_record())
         known = Run(self.folder).check(record)
         found = estimate(model, data, training)
-        seconds = found.seconds_per_step * training.steps
+        done = max((step for step, _ in Checkpoints(self.folder / "checkpoints").all()), default=0)
+        seconds = found.seconds_per_step * max(training.steps - done, 0)
         compiled = training.compile == "on" or (training.compile == "auto" and model_on_gpu(model))
         lines = {
-            "run": f"{self.folder} ({'goes on' if known else 'new'})",
+            "run": f"{self.folder} ({f'goes on after step {done:,}' if known else 'new'})",
             "data": f"{data.name}: {len(data.train):,} for training, {len(data.valid):,} for "
             f"validation, {len(data.test):,} for test; shape {data.shape}",
             "process": f"{model.process.name}, K = {model.process.n_vars}"

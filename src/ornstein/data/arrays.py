@@ -96,8 +96,11 @@ def reading(path: Path) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # a damaged file fails in many ways, each library has its own
+        said = f"{type(error).__name__}: {error}"
+        if "pickle" in said:  # what numpy says of a file that it does not know; no advice to take
+            said = "it is no array file"
         raise ValueError(
-            f"{path} can't be read ({type(error).__name__}: {error}); expected a whole file. It is "
+            f"{path} can't be read ({said}); expected a whole file. It is "
             "damaged, or not what its name says: delete it, and fetch or write it again."
         ) from error
 

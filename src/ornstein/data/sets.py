@@ -135,8 +135,9 @@ def completed(
     if wanted:
         if sum(wanted.values()) >= total:
             raise ValueError(
-                f"{found.source} has {total} training examples, of which {wanted} are to be held "
-                "out; expected some to be left. Use more data, or a smaller valid=."
+                f"{found.source} has {total} examples for training, of which "
+                f"{' and '.join(f'{n} for {split}' for split, n in wanted.items())} are to be held "
+                "out; expected some to be left. Use more data, or hold fewer out (valid)."
             )
         splits |= held_out(splits["train"], wanted, seed)
         if "test" in wanted:

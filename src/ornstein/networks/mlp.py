@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ornstein.networks.shapes import Embedding, Layout
+from ornstein.networks.shapes import Embedding, Layout, check_sizes
 from ornstein.parts import Record, part
 
 
@@ -30,6 +30,7 @@ class MLP(nn.Module):
         joint one. features: how many frequencies the model adds. depth: residual blocks.
         """
         super().__init__()
+        check_sizes(width=width, depth=depth, dropout=dropout)
         self.layout = Layout.of(shape, variables, features, axes=1)
         self.embed = Embedding(64, width)
         self.enter = nn.Linear(self.layout.inputs, width)

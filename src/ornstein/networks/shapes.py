@@ -70,6 +70,28 @@ class Layout:
         return h if self.variables is None else h.unflatten(1, (self.variables, self.shape[0]))
 
 
+def check_sizes(
+    width: int,
+    dropout: float,
+    blocks: int = 1,
+    depth: int = 1,
+    multipliers: Sequence[int] = (1,),
+) -> None:
+    """Raise for sizes that no network can have."""
+    for name, value in (("blocks", blocks), ("depth", depth)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
+    if isinstance(width, bool) or not isinstance(width, int) or width < 4 or width % 2:
+        raise ValueError(f"width={width!r}; expected an even whole number ≥ 4.")
+    if not len(multipliers) or not all(isinstance(m, int) and m > 0 for m in multipliers):
+        raise ValueError(
+            f"multipliers={tuple(multipliers)!r}; expected one whole number ≥ 1 for each "
+            "resolution, such as (1, 2, 2)."
+        )
+    if not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
+        raise ValueError(f"dropout={dropout!r}; expected a number in [0, 1).")
+
+
 class Embedding(nn.Module):
     """log SNR as waves of many lengths, and two layers on top: (B,) to (B, outside)."""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ornstein import parts
-from ornstein.networks.shapes import Embedding, Layout
+from ornstein.networks.shapes import Embedding, Layout, check_sizes
 
 
 @parts.part("unet")
@@ -39,6 +39,7 @@ class UNet(nn.Module):
         attention: heights of the image at which blocks attend.
         """
         super().__init__()
+        check_sizes(width=width, blocks=blocks, multipliers=multipliers, dropout=dropout)
         self.layout = Layout.of(shape, variables, features, axes=3)
         inputs, outputs = self.layout.inputs, self.layout.outputs
         self.embed = Embedding(width, 4 * width)

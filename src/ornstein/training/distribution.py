@@ -19,11 +19,31 @@ from torch import nn
 from ornstein.ledger import processes
 
 
-def default_device() -> torch.device:
-    """CUDA where there is one, this process's own under torchrun."""
+def device_of(name: str | None) -> torch.device:
+    """A device by its name; by default CUDA where there is one, each process its own."""
+    if name is not None:
+        return _named(name)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _named(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {name!r}; expected cpu, cuda or cuda:N.") from error
+    if device.type == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= there:
+            raise ValueError(
+                f"device {name!r} was asked for and this machine has {there} CUDA devices; "
+                "expected cpu" + (f", or cuda:0 to cuda:{there - 1}." if there else ".")
+            )
+        return torch.device("cuda", device.index or 0)
+    if device.type != "cpu":
+        raise ValueError(f"device {name!r} was asked for; expected cpu, cuda or cuda:N.")
+    return device
 
 
 @contextlib.contextmanager
@@ -47,8 +67,9 @@ def share(batch: int, accumulate: int) -> int:
     world = processes()[1]
     if batch % (world * accumulate):
         near = max(1, round(batch / (world * accumulate))) * world * accumulate
+        who = f"{world} process{'es' if world > 1 else ''}"
         raise ValueError(
-            f"a batch of {batch} can't be shared evenly by {world} processes in {accumulate} "
+            f"a batch of {batch} can't be shared evenly by {who} in {accumulate} "
             f"part{'s' if accumulate > 1 else ''} each; expected a multiple of "
             f"{world * accumulate}, such as {near}."
         )

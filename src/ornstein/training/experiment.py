@@ -40,8 +40,7 @@ class Data:
     """What is learned from."""
 
     data: str = "digits"
-    """A named set (digits, mnist, fashion_mnist, cifar10, imagenet32, or a 2-D toy: moons, rings,
-    checkerboard, swissroll, mixture), an .npz or .npy file, or a folder of images."""
+    """A named set (see above), an .npz or .npy file, or a folder of images."""
     data_folder: str | None = None
     """Where the files of a named set are (default: $ORNSTEIN_DATA, or data)."""
     valid: int | None = None
@@ -70,8 +69,7 @@ class Diffusing:
     """How the data is noised."""
 
     process: str = "vpsde"
-    """A preset (vpsde, subvpsde, vesde, cld, psld, alda, malda), learned-N with N auxiliary
-    variables (learned-N-full for a full D), or own, with Q and D."""
+    """A preset, learned-N with N auxiliary variables (or learned-N-full), or own, with Q and D."""
     Q: Rows | None = None
     """Skew-symmetric matrix of a process of your own."""
     D: Rows | None = None
@@ -328,8 +326,16 @@ class Experiment:
         """From a JSON file."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}).") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{path} can't be read ({error}); expected a JSON file with options, such as the "
+                "config.json of a run."
+            ) from error
+        if isinstance(record, dict) and record.get("library") == "ornstein":
+            raise ValueError(
+                f"{path} describes a saved model; expected options, such as the config.json of the "
+                "run that it comes from."
+            )
         if isinstance(record, dict) and isinstance(record.get("experiment"), dict):
             record = record["experiment"]  # the config of a run
         try:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ornstein import sharing
 from ornstein.data import Dataset, Split, Stream
+from ornstein.diagnostics import prior_gap
 from ornstein.diffusion import Diffusion
 from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import agree, any_failed, processes
@@ -48,6 +49,7 @@ from ornstein.training.stopping import Diverged, Interrupted, Signals
 
 BOUNDS = ("elbo", "mism")
 WINDOW = 50  # steps over which a loss is averaged to see whether it runs away …
+FAR, TOO_FAR = 0.05, 20.0  # bits/dim between y_T and the prior
 RUNAWAY = 10.0  # … which it has if it is so many times its smallest, and above its first
 
 
@@ -155,6 +157,7 @@ class _Job:
                 "times='adaptive' learns from what one process sees, and there are "
                 f"{self.world}; expected another proposal, such as 'natural'."
             )
+        _check_prior(model)
         self.run = None if folder is None else Run(Path(folder))
         self.checkpoints = (
             None
@@ -335,14 +338,14 @@ class _Job:
             self.state.best = {
                 "step": done,
                 "bits_per_dim": found.bits_per_dim,
-                "standard_error": found.standard_error,
+                "standard_error": _known(found.standard_error),
             }
         if self.run is not None and self.rank == 0:
             self.run.note(
                 {
                     "step": done,
                     "valid_bits_per_dim": found.bits_per_dim,
-                    "valid_standard_error": found.standard_error,
+                    "valid_standard_error": _known(found.standard_error),
                     "valid_prior": found.prior,
                     "valid_diffusion": found.diffusion,
                     "valid_reconstruction": found.reconstruction,
@@ -476,6 +479,28 @@ def _merged(values: Tensor, told: Tensor, part: int) -> Tensor:
     return torch.cat([means, torch.where(worse, told[4:], values[4:])])
 
 
+def _check_prior(model: ScoreModel) -> None:
+    """Data that the process can't bring to its prior: far off is refused, a little is told."""
+    process, moments = model.process, model.moments
+    with torch.no_grad():
+        power = (moments.mean**2 + moments.std**2).mean()
+        prior = torch.linalg.cholesky(process.prior_covariance)
+        gap = prior_gap(process.transition(process.horizon), prior, power).item() / math.log(2)
+    if gap > TOO_FAR:
+        raise ValueError(
+            f"{process.name!r} leaves data of mean {moments.mean.mean().item():.3g} and standard "
+            f"deviation {model.data_std:.3g} at {gap:.3g} bits/dim from its prior, which no "
+            "network can win back. Expected data of about the prior's size: standardise it, or "
+            "choose faster rates."
+        )
+    if gap > FAR and not process.learned:
+        warnings.warn(
+            f"{process.name!r} ends {gap:.2g} bits/dim from its prior, which no network can win "
+            "back; faster rates, or standardised data, would.",
+            stacklevel=4,
+        )
+
+
 def _only_training(x: Tensor) -> Dataset:
     """A tensor of examples as a data set without other splits."""
     if not isinstance(x, Tensor):
@@ -486,6 +511,11 @@ def _only_training(x: Tensor) -> Dataset:
     nothing = Split(x[:0], None)
     levels = None if x.is_floating_point() else 256
     return Dataset("given", Split(x, None), nothing, nothing, levels, "given", "")
+
+
+def _known(value: float) -> float | None:
+    """For JSON, which has no NaN: the standard error of a single example, for one."""
+    return value if math.isfinite(value) else None
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:

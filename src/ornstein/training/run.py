@@ -39,9 +39,10 @@ class Run:
 
     def check(self, record: dict[str, Any]) -> bool:
         """Whether there is such a run already; one with other options is refused."""
-        path = self.folder / CONFIG
-        if not path.exists():
-            return False
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file; expected a folder for the run.")
+        if not (self.folder / CONFIG).exists() or not self._has_checkpoint():
+            return False  # nothing that could be lost
         before = read_config(self.folder)
         old, new = _decisive(before), _decisive(record)
         extended = _may_extend(old, new)
@@ -52,15 +53,19 @@ class Run:
             lines = "\n  ".join(changed)
             raise ValueError(
                 f"{self.folder} holds a run with other options:\n  {lines}\nExpected the same ones "
-                "to go on with it. Repeat them, or use another folder."
+                f"to go on with it. Repeat them, or use another folder.{_about_steps(changed)}"
             )
         return True
+
+    def _has_checkpoint(self) -> bool:
+        return any((self.folder / "checkpoints").glob("step-*"))
 
     def begin(self, record: dict[str, Any], step: int) -> None:
         """Note a start, and forget metrics of steps that are about to be done again."""
         where = provenance()
         path = self.folder / CONFIG
-        before = read_config(self.folder) if path.exists() else {"provenance": where}
+        known = path.exists() and self._has_checkpoint()
+        before = read_config(self.folder) if known else {"provenance": where}
         kept = {"format": FORMAT, **record, "provenance": before["provenance"]}
         write_text(path, json.dumps(kept, indent=1, ensure_ascii=False))
         lines = [line for line in self.metrics() if line["step"] <= step]
@@ -150,10 +155,22 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("data"), dict):  # wherever it is: its fingerprint says what it is
         kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("source", "note")}
     if isinstance(kept.get("experiment"), dict):  # says the same again, in the user's words
-        for part, free in (("training", (*FREE, "steps")), ("data", ("data_folder", "download"))):
+        for part, free in (
+            ("training", (*FREE, "steps")),
+            ("data", ("data", "data_folder", "download")),
+        ):
             again = kept["experiment"].get(part, {})
             kept["experiment"][part] = {k: v for k, v in again.items() if k not in free}
     return kept
+
+
+def _about_steps(changed: list[str]) -> str:
+    if not any(line.startswith("training.steps:") for line in changed):
+        return ""
+    return (
+        " A run may get more steps, not fewer, and only with decay='constant': a cosine would have "
+        "had other learning rates from the start."
+    )
 
 
 def _may_extend(old: dict[str, Any], new: dict[str, Any]) -> bool:
