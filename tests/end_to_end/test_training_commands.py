@@ -102,7 +102,7 @@ def test_finished_run_is_left_alone(here: Path, said: Said) -> None:
     before = helpers.outcome(here / CHANNEL_RUN)
     code, out, err = said(*CHANNEL)
     assert (code, err) == (0, "")
-    assert "bits/dim" not in out  # no step was done
+    assert not re.search(r"^ +[0-9]+  ", out, re.MULTILINE)  # no step was done
     assert helpers.outcome(here / CHANNEL_RUN) == before
 
 
@@ -129,6 +129,25 @@ def test_matrices_of_ones_own(
         assert found.D.tolist() == [[0.0, 0.0], [0.0, 1.0]]
     else:
         assert torch.equal(found.Q, ornstein.cld().Q)
+
+
+@pytest.mark.parametrize("objective", ["mism", "score_matching", "noise_prediction"])
+def test_objectives_with_a_network_for_images(objective: str, said: Said, tmp_path: Path) -> None:
+    """Its attention must be differentiated twice for one of them."""
+    command = ("train", *TINY, *QUIET, "--steps", "2", "--log-every", "1", "--out", str(tmp_path))
+    code, _, err = said(*command, "--objective", objective)
+    assert (code, err) == (0, "")
+    key = "bits_per_dim" if objective == "mism" else "loss"
+    assert all(math.isfinite(line[key]) for line in helpers.lines(tmp_path))
+
+
+def test_one_example_for_validation(said: Said, tmp_path: Path) -> None:
+    """Has no standard error, and is no reason to stop."""
+    command = ("train", *TINY, "--steps", "2", "--valid-examples", "1", "--sample-every", "0")
+    code, _, err = said(*command, "--out", str(tmp_path))
+    assert (code, err) == (0, "")
+    (line,) = [n for n in helpers.lines(tmp_path) if "valid_bits_per_dim" in n]
+    assert math.isfinite(line["valid_bits_per_dim"]) and line["valid_standard_error"] is None
 
 
 # ---------------------------------------------------------------- refused
@@ -171,10 +190,12 @@ def test_other_data_under_the_same_name_is_refused(said: Said, tmp_path: Path) -
     code, _, err = said(*command)
     assert code == 2
     assert re.search(r"data\.fingerprint: before '[0-9a-f]{16}', now '[0-9a-f]{16}'", err)
-    for verb in ("evaluate",):  # and so is a figure about it
-        code, _, err = said(verb, str(tmp_path / "r"))
-        assert code == 2
-        assert "is not what r was trained on" in err
+    code, _, err = said("evaluate", str(tmp_path / "r"))  # and so is a figure about it
+    assert code == 2
+    assert "is not what r was trained on" in err
+    code, _, err = said("sample", str(tmp_path / "r"), "--out", str(tmp_path / "pictures"))
+    assert code == 2
+    assert "expected .npz for vectors" in err
 
 
 @pytest.mark.parametrize("other", ["psld", "alda"])
@@ -416,7 +437,9 @@ def test_unknown_key_in_a_file(said: Said, tmp_path: Path) -> None:
     assert f"{path}: training has the unknown option 'optimizer'" in err
     assert "Perhaps you meant 'optimiser'" in err
     path.write_text("{")
-    assert "is not JSON" in said("train", "--config", str(path))[2]
+    code, _, err = said("train", "--config", str(path))
+    assert code == 2
+    assert f"{path} can't be read" in err and "expected a JSON file with options" in err
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "sample", "report", "inspect"])

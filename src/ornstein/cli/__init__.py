@@ -80,6 +80,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except Interrupted as stopped:
         _say(f"{stopped}; everything is saved. Repeat the command to go on.")
         return 128 + stopped.signal
+    except KeyboardInterrupt:
+        _say("stopped; what was kept so far stays. Repeat the command to go on.")
+        return 130
     except Diverged as error:
         _say(f"error: {error}")
         return 1

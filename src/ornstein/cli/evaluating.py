@@ -83,17 +83,19 @@ class Evaluate:
                 Console().print(table(rows))
 
     def _evaluated(self, opened: Opened) -> list[Row]:
-        data = data_of(opened, self.data, self.data_folder)
-        x = getattr(data, self.split).x
+        source = data_of(opened, self.data, self.data_folder)
+        data, x = source.data, getattr(source.data, self.split).x
+        if source.other and opened.data is not None and processes()[0] == 0:
+            print(f"{data.name!r} is other data than {opened.name} was trained on")
         if not len(x):
             raise ValueError(f"{data.name!r} has no {self.split} split; choose another --split.")
         folder = self.out or (opened.run or opened.folder) / "evaluations"
         rows: list[Row] = []
         for name in self.process or ("own",):
             model = under(opened.model, name)
-            title = f"{opened.name}, {model.process.name}" if len(self.models) > 1 else None
-            title = title or model.process.name
-            stem = self._stem(opened, model, name)
+            title = model.process.name if name == "own" else name
+            title = f"{opened.name}, {title}" if len(self.models) > 1 else title
+            stem = self._stem(opened, model, name, data.name if source.other else "")
             found = evaluate(
                 model,
                 x,
@@ -117,10 +119,10 @@ class Evaluate:
             rows.append(row)
         return rows
 
-    def _stem(self, opened: Opened, model: ScoreModel, name: str) -> str:
+    def _stem(self, opened: Opened, model: ScoreModel, name: str, data: str) -> str:
         """The name of a result's files: what it is about."""
         own = model.process.name if name == "own" else Path(name).name
-        parts = [self.split, own, "" if self.bound == "own" else self.bound]
+        parts = [data, self.split, own, "" if self.bound == "own" else self.bound]
         parts.append("" if opened.step is None else f"step{opened.step}")
         usual = {field.name: field.default for field in fields(self)}
         for option in ("draws", "limit", "seed"):  # other numbers are another evaluation
@@ -184,7 +186,12 @@ def table(rows: list[Row], head: str = "model") -> Table:
             f"{found.prior:.4f}",
             "" if pair is None else f"{pair['difference']:+.4f} ± {pair['standard_error']:.4f}",
         )
-    first = rows[0].found
-    shown.title = f"{first.bound} bound, {first.examples} examples × {first.draws} draws"
-    shown.title_justify = "left"
+    kinds = dict.fromkeys(_kind(row.found) for row in rows)
+    shown.title, shown.title_justify = "; ".join(kinds), "left"
     return shown
+
+
+def _kind(found: Evaluation) -> str:
+    """What a figure is about."""
+    about = ", of a density" if found.density else ""
+    return f"{found.bound} bound{about}, {found.examples} examples × {found.draws} draws"

@@ -34,6 +34,8 @@ class Report:
     def run(self) -> None:
         if not self.runs:
             raise ValueError("no run was named; expected folders that `ornstein train` wrote.")
+        if self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a folder; expected the name of an HTML file.")
         console = Console(highlight=False, soft_wrap=True)
         found = read_runs(self.runs)
         with console.status("drawing …"):

@@ -71,7 +71,9 @@ class Sample:
             out = self.out or self._default(opened.run or opened.folder, model.process.name)
             likelihood = model.likelihood
             levels = likelihood.pixels.levels if isinstance(likelihood, OfPixels) else None
-            self._check(out, levels)
+            layout = getattr(model.network, "layout", None)
+            images = levels is not None and (layout is None or len(layout.shape) == 3)
+            self._check(out, images)
             began = time.perf_counter()
             with console.status("sampling …"):
                 found = sample(
@@ -94,21 +96,23 @@ class Sample:
 
     def _solver(self) -> Solver:
         solver: Solver = EulerMaruyama() if self.solver == "euler" else Ancestral()
-        steps, grid = self.steps or solver.steps, self.grid or solver.grid
-        return replace(solver, steps=steps, grid=grid)
+        steps = solver.steps if self.steps is None else self.steps
+        return replace(solver, steps=steps, grid=self.grid or solver.grid)
 
     def _default(self, folder: Path, process: str) -> Path:
-        name = process.replace(" ", "-")
-        return folder / "samples" / (f"{name}.png" if self.seed == 0 else f"{name}-{self.seed}.png")
+        parts = [process.replace(" ", "-"), "" if self.solver == "ancestral" else self.solver]
+        parts.append("" if self.steps is None else f"steps{self.steps}")
+        parts += [f"{name}{value}" for name in ("seed", "start") if (value := getattr(self, name))]
+        return folder / "samples" / ("-".join(part for part in parts if part) + ".png")
 
-    def _check(self, out: Path, levels: int | None) -> None:
+    def _check(self, out: Path, images: bool) -> None:
         """Before the work, so that a name that can't be used costs nothing."""
         if out.suffix not in (".png", ".npz", ""):
             raise ValueError(
                 f"--out {out} ends with {out.suffix!r}; expected .png for a grid, .npz for arrays, "
                 "or a folder's name for one picture each."
             )
-        if out.suffix == "" and levels is None:
+        if out.suffix == "" and not images:
             raise ValueError(f"--out {out} is a folder of pictures; expected .npz for vectors.")
         (out.parent if out.suffix else out).mkdir(parents=True, exist_ok=True)
 

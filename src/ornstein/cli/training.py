@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from ornstein import viz
 from ornstein.cli.live import Live
 from ornstein.cli.words import of_bytes, of_count, of_time
-from ornstein.data import Dataset
+from ornstein.data import NAMES, Dataset
 from ornstein.ledger import processes
 from ornstein.score import ScoreModel
 from ornstein.training import Experiment, fit, preset
@@ -72,19 +72,22 @@ class Train:
 
     def run(self) -> None:
         device = device_of(self.device)
-        data = self.experiment.data.load()
+        experiment = _anywhere(self.experiment)
+        data = experiment.data.load()
         with joined(device):
-            model = self.experiment.build(data, device)
+            model = experiment.build(data, device)
             if self.dry_run:
-                self._describe(model, data, device)
+                self._describe(experiment, model, data, device)
                 return
-            run(self.experiment, model, data, self.folder, self.tensorboard)
+            run(experiment, model, data, self.folder, self.tensorboard)
 
-    def _describe(self, model: ScoreModel, data: Dataset, device: torch.device) -> None:
+    def _describe(
+        self, experiment: Experiment, model: ScoreModel, data: Dataset, device: torch.device
+    ) -> None:
         """What would happen."""
         training = self.experiment.training
         console = Console(highlight=False, soft_wrap=True)
-        record = run_record(model, data, training, self.experiment.to_record())
+        record = run_record(model, data, training, experiment.to_record())
         known = Run(self.folder).check(record)
         found = estimate(model, data, training)
         done = max((step for step, _ in Checkpoints(self.folder / "checkpoints").all()), default=0)
@@ -110,6 +113,14 @@ class Train:
         for name, text in lines.items():
             console.print(f"{name:9s} {text}")
         console.print("nothing was done (--dry-run)", style="dim")
+
+
+def _anywhere(experiment: Experiment) -> Experiment:
+    """The same with the full path of its data, so that the run can be used from anywhere."""
+    data, path = experiment.data, Path(experiment.data.data)
+    if data.data in NAMES or not path.exists():
+        return experiment
+    return replace(experiment, data=replace(data, data=str(path.resolve())))
 
 
 def model_on_gpu(model: ScoreModel) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,23 @@ def open_model(
             f"{given} is a run without a checkpoint; expected one that has trained for a while. "
             "Repeat its command."
         )
+    if not given.exists() and given.parent.is_dir() and given.parent != Path("."):
+        raise ValueError(f"there is no {given}.{_others(given.parent, given.name)}")
+    if given.is_dir() and not (given / "model.safetensors").exists():
+        raise ValueError(
+            f"{given} holds neither a run nor a saved model; expected a folder that `ornstein "
+            f"train` or save_pretrained wrote.{_others(given, '')}"
+        )
     return Opened(ScoreModel.from_pretrained(path, device=device), given, None, None, None, None)
+
+
+def _others(folder: Path, near: str) -> str:
+    """The runs in a folder, those that are spelt alike first."""
+    found = sorted(path.name for path in folder.iterdir() if (path / CONFIG).exists())
+    close = difflib.get_close_matches(near, found, n=3)
+    if close:
+        return f" Perhaps you meant {' or '.join(str(folder / name) for name in close)}."
+    return f" {folder} has {', '.join(found[:10])}." if found else ""
 
 
 def _chosen(run: Path, which: Which) -> Path:

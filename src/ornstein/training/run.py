@@ -153,7 +153,9 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
     kept = json.loads(json.dumps(kept))  # as a file would have it, and a copy
     kept["training"] = {k: v for k, v in kept["training"].items() if k not in FREE}
     if isinstance(kept.get("data"), dict):  # wherever it is: its fingerprint says what it is
-        kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("source", "note")}
+        kept["data"] = {
+            k: v for k, v in kept["data"].items() if k not in ("name", "source", "note")
+        }
     if isinstance(kept.get("experiment"), dict):  # says the same again, in the user's words
         for part, free in (
             ("training", (*FREE, "steps")),

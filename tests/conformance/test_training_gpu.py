@@ -1,0 +1,91 @@
+"""Training on a GPU computes what it computes on a CPU, eager and compiled, and can be resumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import ornstein
+from ornstein.training import Experiment, Watch, fit, preset
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CASES = {
+    "channel": ("channel", "vpsde"),
+    "joint-learned": ("joint", "learned-1"),
+}
+
+
+def experiment(case: str, compile_: str = "off", steps: int = 20) -> Experiment:
+    base = preset("digits")
+    parametrisation, process = CASES[case]
+    watch = Watch(log_every=5, valid_every=0, sample_every=0, save_every=7)
+    return replace(
+        base,
+        process=replace(base.process, process=process),
+        model=replace(base.model, parametrisation=parametrisation),
+        training=replace(base.training, steps=steps, batch=32, compile=compile_, watch=watch),
+    )
+
+
+def losses(options: Experiment, device: str, folder: Path | None = None) -> list[float]:
+    """Of all steps that are left."""
+    data = options.data.load()
+    model = options.build(data, torch.device(device))
+    return [step.loss for step in fit(model, data, options.training, folder=folder)]
+
+
+@pytest.fixture(autouse=True)
+def full_float32() -> None:
+    """Convolutions in TF32 would be another arithmetic."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_of_the_cpu(case: str) -> None:
+    wanted = losses(experiment(case), "cpu")
+    assert losses(experiment(case), "cuda") == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled(case: str) -> None:
+    wanted = losses(experiment(case), "cuda")
+    assert losses(experiment(case, "on"), "cuda") == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed(case: str, tmp_path: Path) -> None:
+    whole = losses(experiment(case), "cuda")
+    options = experiment(case)
+    data = options.data.load()
+    model = options.build(data, torch.device("cuda"))
+    for step in fit(model, data, options.training, folder=tmp_path):
+        if step.number == 11:
+            break
+    assert losses(options, "cuda", tmp_path) == pytest.approx(whole[11:], rel=1e-5)
+
+
+def test_bfloat16_is_close() -> None:
+    options = experiment("channel")
+    half = replace(options, training=replace(options.training, precision="bfloat16"))
+    assert losses(half, "cuda") == pytest.approx(losses(options, "cuda"), rel=3e-2)
+
+
+def test_samples_are_those_of_the_cpu() -> None:
+    options = experiment("channel")
+    data = options.data.load()
+    model = options.build(data)
+    trained = [step.averaged for step in fit(model, data, options.training)][-1]
+    here = ornstein.sample(trained, 8, ornstein.Ancestral(10), seed=3)
+    there = ornstein.sample(trained.cuda(), 8, ornstein.Ancestral(10), seed=3).cpu()
+    assert (here.int() - there.int()).abs().max() <= 1  # a level, where rounding decides
+    assert (here == there).float().mean() > 0.99
