@@ -296,18 +296,37 @@ def one_signalled(number: str, step: str, *args: str) -> int:
 
 
 def hit_writing(how: str, count: str, *args: str) -> int:
-    """`ornstein args` whose count-th change of the disk does not happen.
+    """`ornstein args` whose count-th change of the disk does not happen."""
+    _hit(how, int(count))
+    return ornstein(*args)
 
-    It is killed instead, or told from then on that the disk is full. What changes the disk for good
-    is a sync, a rename or a removal.
-    """
+
+def hit_fitting(count: str, folder: str) -> int:
+    """Three steps of `fit` with a checkpoint after each, killed at the count-th change; 0: never."""
+    import torch
+
+    from ornstein import Continuous, ScoreModel, Training, Watch, fit, vpsde
+    from ornstein.networks import MLP
+
+    if int(count):
+        _hit("kill", int(count))
+    torch.manual_seed(0)
+    model = ScoreModel(MLP((3,), None, 0, 8, 1, 0.1), vpsde(), Continuous())
+    watch = Watch(log_every=1, valid_every=0, sample_every=0, save_every=1, keep=1)
+    for _ in fit(model, torch.randn(16, 3), Training(3, 4, watch=watch), folder=folder):
+        pass
+    return 0
+
+
+def _hit(how: str, count: int) -> None:
+    """From the count-th sync, rename or removal on: be killed, or be told that the disk is full."""
     seen = itertools.count(1)
 
     def wrapped(name: str) -> None:
         change = getattr(os, name)
 
         def changing(*these: Any, **those: Any) -> Any:
-            if next(seen) >= int(count) and (how == "kill" or name == "fsync"):
+            if next(seen) >= count and (how == "kill" or name == "fsync"):
                 if how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(these[0]))
@@ -317,7 +336,6 @@ def hit_writing(how: str, count: str, *args: str) -> int:
 
     for name in ("fsync", "replace", "unlink", "rmdir"):
         wrapped(name)
-    return ornstein(*args)
 
 
 def listening(file: str, *args: str) -> int:

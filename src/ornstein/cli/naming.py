@@ -10,7 +10,7 @@ import torch
 
 import ornstein
 from ornstein import Linear, Process
-from ornstein.training.experiment import Diffusing
+from ornstein.training.choices import Diffusing
 from ornstein.training.opening import open_model
 
 Ends = tuple[float, float]  # a linear rate, at time 0 and at the horizon

@@ -8,7 +8,7 @@ from ornstein.cli import naming
 from ornstein.data import Dataset
 from ornstein.likelihood import OfPixels
 from ornstein.score import ScoreModel
-from ornstein.training.experiment import Data
+from ornstein.training.choices import Data
 from ornstein.training.opening import Opened
 
 

@@ -21,7 +21,7 @@ from ornstein.files import write_text
 from ornstein.sampling import Ancestral, sample
 from ornstein.score import Parametrisation, ScoreModel
 from ornstein.training import Experiment, preset
-from ornstein.training.experiment import Diffusing
+from ornstein.training.choices import Diffusing
 from ornstein.training.opening import open_model
 from ornstein.training.reading import read_runs
 

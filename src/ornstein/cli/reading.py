@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 from ornstein.cli import naming
-from ornstein.training.experiment import Rows
+from ornstein.training.choices import Rows
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
 #: options that may be none, by what they are otherwise: the word in the help, and how to read them

@@ -20,7 +20,7 @@ from ornstein.training import Experiment, fit, preset
 from ornstein.training.checkpoints import Checkpoints
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.estimating import estimate
-from ornstein.training.loop import run_record
+from ornstein.training.keeping import run_record
 from ornstein.training.run import Run
 from ornstein.training.tensorboard import Events
 

@@ -5,8 +5,9 @@ typed options that a command line or a file can set.
 """
 
 from ornstein.training.experiment import Experiment, preset
-from ornstein.training.loop import Step, fit
+from ornstein.training.loop import fit
 from ornstein.training.options import Objective, Optimiser, Training, Watch
+from ornstein.training.step import Step
 from ornstein.training.stopping import Diverged, Interrupted
 
 __all__ = [

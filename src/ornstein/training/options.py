@@ -87,6 +87,11 @@ class Objective(Checked):
                 "out; expected given='x', or another objective."
             )
 
+    @property
+    def bound(self) -> bool:
+        """Whether it is a bound, in bits per dimension, with parts."""
+        return self.objective in ("elbo", "mism")
+
 
 @dataclass(frozen=True)
 class Optimiser(Checked):

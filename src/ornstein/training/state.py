@@ -143,7 +143,7 @@ class State:
         self._speed_from = time.monotonic(), self.step
 
     def _simple(self) -> bool:
-        return self.training.objective.objective not in ("elbo", "mism")
+        return not self.training.objective.bound
 
     # ---------------------------------------------------------------- time
 
@@ -230,7 +230,17 @@ class State:
 
     # ---------------------------------------------------------------- explaining
 
-    def conditioning(self, logsnr: float) -> str:
+    def explained(self, number: int, values: Tensor) -> str:
+        """What went wrong at a step."""
+        told = dict(zip(VALUES, values.tolist(), strict=True))
+        line = f"step {number}: the loss is {told['loss']:g}, not a number to go on with"
+        logsnr = told["worst_logsnr"]
+        if self.training.objective.bound and math.isfinite(logsnr):
+            line += f"; its largest error ({told['worst_error']:g} bits/dim) is at log SNR "
+            line += f"{logsnr:.3f}{self._conditioning(logsnr)}"
+        return line + ". Lower the learning rate, or clip more."
+
+    def _conditioning(self, logsnr: float) -> str:
         """Where on the process's clock a log SNR is, and how its kernel is there."""
         process = self.model.process
         if any(not bool(p.isfinite().all()) for p in process.parameters()):

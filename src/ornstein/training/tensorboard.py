@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ornstein.training.loop import Step
+from ornstein.training.step import Step
 
 
 class Events:
