@@ -211,6 +211,7 @@ def together(
 def _serve() -> None:
     """Fork for each line of stdin, until it is closed."""
     import torch
+    import torch._dynamo  # what the first optimiser imports, in a second
 
     import ornstein.cli  # noqa: F401
 
@@ -302,7 +303,7 @@ def hit_writing(how: str, count: str, *args: str) -> int:
 
 
 def hit_fitting(count: str, folder: str) -> int:
-    """Three steps of `fit` with a checkpoint after each, killed at the count-th change; 0: never."""
+    """Three steps of `fit`, each saved, killed at the count-th change of the disk (0: never)."""
     import torch
 
     from ornstein import Continuous, ScoreModel, Training, Watch, fit, vpsde
@@ -435,6 +436,8 @@ def restored(path: Path) -> Iterator[bytes]:
 
 def measured() -> int:
     """Print the estimated bytes of a forward pass, and those that it really holds."""
+    import ctypes
+
     import torch
 
     from ornstein.data import load
@@ -452,6 +455,9 @@ def measured() -> int:
     found = estimate(model, data, training)
     loss = Loss(model, training.objective, training.seed, narrow=False)
     x, index = data.train.x[:1024], torch.arange(1024)
+    # M_MMAP_THRESHOLD: what is freed goes back to the system, and does not count any more
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)
+    loss(x, index)[0].backward()
     before = resident()
     value = loss(x, index)[0]
     held = resident() - before

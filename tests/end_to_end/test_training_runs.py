@@ -43,7 +43,6 @@ CASES = {
         *("--ema", "0", "--likelihood", "tweedie", "--draws", "2", "--flips", "--dropout", "0.1"),
     ),
 }
-QUICK = ("channel, dropout", "joint, learned rates")
 HIT = "tests.training_helpers:signalled"
 ONE_HIT = "tests.training_helpers:one_signalled"
 
@@ -71,10 +70,7 @@ def truths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]
 # ---------------------------------------------------------------- killed
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in QUICK)],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_killed_at_a_random_step_and_repeated(
     case: str, truths: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -132,7 +128,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     chosen = random.Random(0)
     kills = 0
     for _ in range(40):
-        number = str(chosen.randrange(10, 60))
+        number = str(chosen.randrange(5, 40))
         found = run(
             *("kill", number, *options, "--out", "r"),
             cwd=tmp_path,
@@ -331,7 +327,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.slow
 def test_disk_that_is_full(small_disk: Path, truths: dict[str, Path], tmp_path: Path) -> None:
     """A real one: whatever part of a file fits is there, and the rest is not."""
     case = "channel, dropout"
@@ -384,11 +379,16 @@ def one_and_two(options: tuple[str, ...], folder: Path, *ways: tuple[str, ...]) 
 
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
     """To 1e-5: sums over a batch are taken in another order, and float32 keeps 7 digits."""
-    options = ("train", *TINY, *QUIET, "--steps", "50", "--log-every", "1", "--keep", "1")
+    options = ("train", *TINY, "--steps", "50", "--log-every", "1", "--keep", "1")
+    looks = ("--valid-every", "20", "--valid-examples", "9", "--sample-every", "50")
+    options = (*options, *looks, "--samples", "5", "--sample-steps", "3")
     assert one_and_two(options, tmp_path, ()) < 1e-5
+    for name in ("one", "two-0"):
+        assert [path.name for path in (tmp_path / name / "samples").iterdir()] == [
+            "step-00000050.png"
+        ]
 
 
-@pytest.mark.slow
 def test_two_processes_accumulate_like_one(tmp_path: Path) -> None:
     options = ("train", *TINY, *QUIET, "--steps", "50", "--log-every", "1", "--keep", "1")
     assert one_and_two(options, tmp_path, ("--accumulate", "2")) < 1e-5
@@ -440,7 +440,6 @@ def test_adaptive_times_are_for_one_process(tmp_path: Path) -> None:
         assert "expected another proposal, such as 'natural'" in found.err
 
 
-@pytest.mark.slow
 def test_one_of_two_processes_is_told_and_both_stop_after_the_same_step(tmp_path: Path) -> None:
     command = ("train", *TINY, *QUIET, "--steps", "9", "--log-every", "2", "--dropout", "0.2")
     for process in helpers.together(*command, "--out", "whole", cwd=tmp_path):

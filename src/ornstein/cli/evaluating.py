@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -157,7 +158,8 @@ class Row:
 def pairing(first: Row, other: Evaluation) -> dict[str, Any]:
     """The paired difference to the first of a table."""
     difference, error = other.difference(first.found)
-    return {"against": first.file.stem, "difference": difference, "standard_error": error}
+    known = None if math.isnan(error) else error
+    return {"against": first.file.stem, "difference": difference, "standard_error": known}
 
 
 def table(rows: list[Row], head: str = "model") -> Table:
@@ -181,14 +183,19 @@ def table(rows: list[Row], head: str = "model") -> Table:
         found, pair = row.found, row.pair
         shown.add_row(
             row.name,
-            f"{found.bits_per_dim:.4f} ± {found.standard_error:.4f}",
-            f"± {found.draw_error:.4f}",
+            f"{found.bits_per_dim:.4f}{_error(found.standard_error)}",
+            _error(found.draw_error).strip() or "—",
             f"{found.prior:.4f}",
-            "" if pair is None else f"{pair['difference']:+.4f} ± {pair['standard_error']:.4f}",
+            "" if pair is None else f"{pair['difference']:+.4f}{_error(pair['standard_error'])}",
         )
     kinds = dict.fromkeys(_kind(row.found) for row in rows)
     shown.title, shown.title_justify = "; ".join(kinds), "left"
     return shown
+
+
+def _error(error: float | None) -> str:
+    """With its sign, or nothing where it is not known."""
+    return "" if error is None or math.isnan(error) else f" ± {error:.4f}"
 
 
 def _kind(found: Evaluation) -> str:

@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from ornstein.cli.words import of_time
 from ornstein.training import Step
 
+WIDE = 150  # columns that a line on a terminal needs with all of its parts
+
 
 class Live:
     """Shows steps as they come."""
@@ -48,14 +50,14 @@ class Live:
     ) -> None:
         if self.bar is not None:
             self.bar.stop()
-        if self.first and error is None and not self.quiet:
-            self._print(f"finished before: all {self.total:,} steps are done")
 
     def show(self, step: Step) -> None:
         """After a step."""
         if self.quiet:
             return
-        if self.first and step.number > 1:
+        if self.first and step.metrics is None and step.number == step.total:
+            self._print(f"finished before: all {self.total:,} steps are done")
+        elif self.first and step.number > 1:
             self._print(f"going on after step {step.number - 1:,}")
         self.first = False
         if step.validation is not None:
@@ -79,10 +81,12 @@ class Live:
     def _line(self, step: Step) -> str:
         metrics = step.metrics or {}
         if "bits_per_dim" in metrics:
-            text = (
-                f"{metrics['bits_per_dim']:.3f} bits/dim (prior {metrics['prior']:.3f}, diffusion "
-                f"{metrics['diffusion']:.3f}, reconstruction {metrics['reconstruction']:.3f})"
-            )
+            text = f"{metrics['bits_per_dim']:.3f} bits/dim"
+            if self.console.width >= WIDE or self.bar is None:
+                text += (
+                    f" (prior {metrics['prior']:.3f}, diffusion {metrics['diffusion']:.3f}, "
+                    f"reconstruction {metrics['reconstruction']:.3f})"
+                )
         else:
             text = f"loss {metrics['loss']:.4g}"
         speed = metrics["examples_per_second"]

@@ -73,7 +73,7 @@ def table(summaries: Sequence[viz.Summary], variance: float, mean: float) -> Tab
         show_edge=False,
         pad_edge=False,
     )
-    rows.add_column("process", style="bold", overflow="fold")
+    rows.add_column("process", style="bold", overflow="fold", min_width=9)
     for head in (
         "K",
         "one\nclock",

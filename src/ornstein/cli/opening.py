@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from ornstein.cli import naming
 from ornstein.data import Dataset
 from ornstein.likelihood import OfPixels
+from ornstein.parts import described
+from ornstein.process import Process
 from ornstein.score import ScoreModel
 from ornstein.training.choices import Data
 from ornstein.training.opening import Opened
@@ -16,7 +18,18 @@ def under(model: ScoreModel, name: str) -> ScoreModel:
     """A channel model under another process, by its name; own is the one it has."""
     if name == "own" or (model.process.learned and name == model.process.name):
         return model
-    return model.with_process(naming.process(name, device=model.process.device))
+    other = naming.process(name, device=model.process.device)
+    if model.parametrisation == "joint" and _same(model.process, other):
+        return model
+    return model.with_process(other)
+
+
+def _same(first: Process, second: Process) -> bool:
+    """Whether two processes describe themselves equally."""
+    try:
+        return described(first) == described(second)
+    except ValueError:  # functions of the user's own
+        return False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -17,7 +18,7 @@ from ornstein.cli.training import run
 from ornstein.cli.words import of_time
 from ornstein.data import Dataset
 from ornstein.evaluation import Evaluation, evaluate
-from ornstein.files import write_text
+from ornstein.files import write_arrays, write_text
 from ornstein.sampling import Ancestral, sample
 from ornstein.score import Parametrisation, ScoreModel
 from ornstein.training import Experiment, preset
@@ -34,6 +35,7 @@ examples:
   ornstein quickstart
   ornstein quickstart --out runs/digits --seed 1"""
 
+DRAWS = 16
 INTRO = (
     "One ordinary denoiser was trained on 8×8 digits and evaluated under five diffusions: its "
     "bound does not depend on the process, beyond errors. Then two joint models, in which the "
@@ -49,7 +51,7 @@ class Quickstart:
 
     steps: int = 2000
     """Of the channel model; the joint ones get half of it each."""
-    draws: int = 16
+    draws: int = DRAWS
     """Times per test image at which a bound is looked at."""
     seed: int = 0
     """Of everything."""
@@ -57,6 +59,10 @@ class Quickstart:
     """Folder for the runs, pictures and the report."""
 
     def run(self) -> None:
+        if self.steps < 2 or self.draws < 1:
+            raise ValueError(
+                f"--steps {self.steps} --draws {self.draws}; expected at least 2 steps and 1 draw."
+            )
         began = time.perf_counter()
         self.out.mkdir(parents=True, exist_ok=True)
         console = Console(highlight=False, soft_wrap=True)
@@ -119,17 +125,18 @@ class Quickstart:
         folder = self.out / run_name / "evaluations"
         for model in models:
             name = model.process.name
+            stem = f"test-{name}" + ("" if self.draws == DRAWS else f"-draws{self.draws}")
             with console.status(f"evaluating under {name} …"):
                 found = evaluate(
                     model,
                     data.test.x,
                     draws=self.draws,
                     seed=self.seed,
-                    folder=folder / f"test-{name}",
+                    folder=folder / stem,
                     quiet=True,
                 )
             pair = None if first is None else pairing(first, found)
-            row = Row(f"{model.parametrisation}, {name}", found, folder / f"test-{name}.json", pair)
+            row = Row(f"{model.parametrisation}, {name}", found, folder / f"{stem}.json", pair)
             more = {} if pair is None else {"pair": pair}
             found.save(row.file, split="test", which="last", data=data.describe(), **more)
             rows.append(row)
@@ -143,10 +150,16 @@ class Quickstart:
         samples = {}
         for model in models:
             name = model.process.name
+            path = self.out / run_name / "samples" / f"{name}.png"
+            kept = path.with_suffix(".npz")
+            if kept.exists():  # by the same command, which was interrupted or is repeated
+                with np.load(kept) as arrays:
+                    samples[name] = torch.from_numpy(arrays["samples"])
+                continue
             with console.status(f"sampling under {name} …"):
                 samples[name] = sample(model, 48, Ancestral(60), seed=self.seed)
-            path = self.out / run_name / "samples" / f"{name}.png"
             viz.picture(samples[name], data.levels, path)
+            write_arrays(kept, {"samples": samples[name].numpy()})
         return samples
 
     def _overview(self, rows: list[Row], samples: dict[str, Tensor], data: Dataset) -> None:

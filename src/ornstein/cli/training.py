@@ -94,7 +94,7 @@ class Train:
         seconds = found.seconds_per_step * max(training.steps - done, 0)
         compiled = training.compile == "on" or (training.compile == "auto" and model_on_gpu(model))
         lines = {
-            "run": f"{self.folder} ({f'goes on after step {done:,}' if known else 'new'})",
+            "run": f"{self.folder} ({_standing(known, done, training.steps)})",
             "data": f"{data.name}: {len(data.train):,} for training, {len(data.valid):,} for "
             f"validation, {len(data.test):,} for test; shape {data.shape}",
             "process": f"{model.process.name}, K = {model.process.n_vars}"
@@ -113,6 +113,12 @@ class Train:
         for name, text in lines.items():
             console.print(f"{name:9s} {text}")
         console.print("nothing was done (--dry-run)", style="dim")
+
+
+def _standing(known: bool, done: int, total: int) -> str:
+    if not known:
+        return "new"
+    return "finished" if done >= total else f"goes on after step {done:,}"
 
 
 def _anywhere(experiment: Experiment) -> Experiment:

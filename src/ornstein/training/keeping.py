@@ -93,7 +93,7 @@ class Keeper:
             return
         bad = state.first_bad()
         if bad is not None:
-            raise Diverged(state.explained(*bad) + self.last_good(state))
+            raise Diverged(state.explained(*bad) + self.last_good())
         best = state.best
         figures = None
         if best is not None and best["step"] == state.step:
@@ -130,9 +130,8 @@ class Keeper:
         if self.run is not None and state.saved != state.step and state.first_bad() is None:
             self.save(state)
 
-    def last_good(self, state: State) -> str:
+    def last_good(self) -> str:
         """What is left of a run whose numbers went bad."""
-        state.broken = True
         if self.run is None:
             return ""
         steps = [step for step, _ in self.checkpoints.all()]

@@ -54,10 +54,11 @@ def fit(
 
     data: a Dataset, or a tensor of training examples (N, *shape).
     folder: of the run; the same call goes on where it was. SIGINT and SIGTERM save and raise
-        `Interrupted`; leaving the loop early saves too.
+        `Interrupted`; leaving the loop early saves too. A run that is finished already hands out
+        its last step once more, and with it its model.
     record: how model and data were made, to be kept and compared in the run's config.
     """
-    job = _Job(model, data, training or Training(), folder, record)
+    job = Job(model, data, training or Training(), folder, record)
     steps = job.steps()
     # a loop that was left by an error may live until the interpreter ends, too late to save
     atexit.register(_close, weakref.ref(steps))
@@ -71,7 +72,7 @@ def _close(steps: weakref.ref[Generator[Step, None, None]]) -> None:
         left.close()
 
 
-class _Job:
+class Job:
     """One call of fit."""
 
     def __init__(
@@ -143,8 +144,10 @@ class _Job:
             was_training = self.model.training
             stack.callback(lambda: self.model.train(was_training))
             self.model.train()
+            if self.state.step >= self.training.steps:  # hand out its model once more
+                yield self._done(self.state.rate(self.training.steps - 1))
             while self.state.step < self.training.steps:
-                step, improved = self.watcher.look(self._step())
+                step, improved = self.watcher.look(self.step())
                 try:
                     yield step
                 except GeneratorExit:  # the user left the loop
@@ -156,7 +159,7 @@ class _Job:
                         self.keeper.save(self.state)
                     self._stop_if_told(signals)
 
-    def _step(self) -> Step:
+    def step(self) -> Step:
         """One step of the optimiser."""
         state, options = self.state, self.training
         torch.manual_seed(_mixed(options.seed, state.step, self.rank))  # dropout
@@ -177,7 +180,7 @@ class _Job:
         except ValueError as error:
             if state.step == 0:
                 raise  # the user's data or model
-            left = self.keeper.last_good(state)
+            left = self.keeper.last_good()
             raise Diverged(f"step {state.step + 1}: {error}{left}") from error
         rate = state.clip_and_step()
         self.average.update(state.step)
@@ -185,10 +188,15 @@ class _Job:
         if self.compiled and self.model.process.learned and state.step % 100 == 0:
             self.model.process.replan()  # inside a graph it can't see that it has outgrown
         state.heard(self._everyones(values))
+        return self._done(rate)
+
+    def _done(self, rate: float) -> Step:
+        """What there is to say after a step."""
+        state = self.state
         return Step(
             number=state.step,
-            total=options.steps,
-            epoch=self.stream.epoch(state.step * options.batch),
+            total=self.training.steps,
+            epoch=self.stream.epoch(state.step * self.training.batch),
             learning_rate=rate,
             model=self.model,
             averaged=self.average.model,

@@ -51,7 +51,10 @@ def open_model(
             "Repeat its command."
         )
     if not given.exists() and given.parent.is_dir() and given.parent != Path("."):
-        raise ValueError(f"there is no {given}.{_others(given.parent, given.name)}")
+        raise ValueError(
+            f"there is no {given}; expected the folder of a run, of one of its checkpoints, or of "
+            f"a saved model.{_others(given.parent, given.name)}"
+        )
     if given.is_dir() and not (given / "model.safetensors").exists():
         raise ValueError(
             f"{given} holds neither a run nor a saved model; expected a folder that `ornstein "

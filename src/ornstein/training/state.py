@@ -33,7 +33,6 @@ class State:
         self.step = 0
         self.best: dict[str, Any] | None = None
         self.saved = 0  # the step of the last checkpoint
-        self.broken = False  # whether numbers went bad, so that nothing may be saved
         self.first: float | None = None  # the first mean of what is watched for divergence
         self.smallest = math.inf
         self.network = _trained(self.model.network, "network")
@@ -49,7 +48,6 @@ class State:
         self.checkpoint: Path | None = None  # the newest
         self._norms = torch.zeros(2, dtype=torch.float64, device=device)
         self._recent: list[Tensor] = []  # values of steps not looked at yet
-        self._good_plan = self.model.process.plan()
         self.started()
 
     def _optimiser(self) -> torch.optim.Optimizer:
@@ -83,7 +81,11 @@ class State:
         for group, rate in zip(optimiser.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         optimiser.step()
-        return self.rates[0] * factor
+        return self.rate(self.step)
+
+    def rate(self, step: int) -> float:
+        """The first learning rate, the network's if it is trained, at a step."""
+        return self.rates[0] * self.training.optimiser.factor(step, self.training.steps)
 
     def heard(self, values: Tensor) -> None:
         """Add a step's values to the means; nothing is read from the device."""
@@ -103,10 +105,8 @@ class State:
         bad = ~torch.cat([table[:, :1], table[:, -1:]], 1).isfinite().all(1)
         if not bool(bad.any()):
             self._recent = []
-            self._good_plan = self.model.process.plan() if self.process else self._good_plan
             return None
         at = int(bad.nonzero()[0])
-        self.broken = True
         return self.step - len(table) + at + 1, table[at, : len(VALUES)]
 
     def mean_loss(self) -> dict[str, float]:
@@ -184,7 +184,7 @@ class State:
                 if moment in moments:
                     found[f"{moment}.{name}"] = moments[moment]
         found["sums"], found["plan"] = self.sums, self.model.process.plan()
-        found["window"] = self._window
+        found["window"], found["last"] = self._window, self.last
         return {name: value.clone() for name, value in found.items()}
 
     def record(self) -> dict[str, Any]:
@@ -221,6 +221,7 @@ class State:
             self.average.model.load_state_dict(sharing.read(found.folder).tensors)
         self.sums.copy_(tensors["sums"])
         self._window = tensors["window"].to(self.sums.device)
+        self.last = tensors["last"].to(self.sums.device)
         self._window_count = state["window"]
         self.model.process.follow(tensors["plan"])
         self.step, self.count, self.best = found.step, state["count"], state["best"]

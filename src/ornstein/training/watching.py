@@ -58,12 +58,12 @@ class Watcher:
         if any_failed(bad is not None, self.model.process.device):
             if bad is None:
                 raise Diverged("another process of this run has diverged; see its message")
-            raise Diverged(self.state.explained(*bad) + self.keeper.last_good(self.state))
+            raise Diverged(self.state.explained(*bad) + self.keeper.last_good())
         if self.state.ran_away(WINDOW, RUNAWAY):
             raise Diverged(
                 f"step {self.state.step}: the mean of the last steps is {self.state.recent:.4g}, "
                 f"more than {RUNAWAY:g} times the smallest so far, {self.state.smallest:.4g}; the "
-                "run has diverged. Lower the learning rate." + self.keeper.last_good(self.state)
+                "run has diverged. Lower the learning rate." + self.keeper.last_good()
             )
 
     def _log(self, step: Step) -> dict[str, Any]:
