@@ -17,11 +17,14 @@ import ornstein
 from ornstein import Process, diagnose, viz
 from ornstein.provenance import provenance
 
+NARROWEST = 79
+
 
 def look(processes: Sequence[Process], variance: float, mean: float, out: Path) -> None:
     """Diagnose the processes; a table on the terminal, pictures and numbers in the folder."""
     out.mkdir(parents=True, exist_ok=True)  # before the work, so that a bad folder costs nothing
     console = Console()
+    console.width = max(console.width, NARROWEST)  # the table would lose its first column
     names = viz.numbered([process.name for process in processes])
     with console.status("diagnosing …"):
         diagnoses = [
