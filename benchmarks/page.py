@@ -124,8 +124,40 @@ def page() -> str:
         "",
         *bound_lines(read("bound-h200.json")),
         *digits_lines(read("digits.json")),
+        *step_lines(read("training-step-cpu.json"), read("training-step-h200.json")),
     ]
     return "\n".join(lines)
+
+
+def step_lines(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    """The section about what a training step is made of."""
+    table = ["| step | data pipeline | clipping and Adam | running mean |"]
+    table.append("| --- | --- | --- | --- |")
+    for name, found in cpu["cpu, one thread"].items():
+        parts = [found[f"{part} / step"] for part in ("data", "clipping and Adam", "running mean")]
+        cells = " | ".join(f"{part:.1%}" for part in parts)
+        table.append(f"| {name}, CPU, one thread | {cells} |")
+    for name, found in gpu["cuda"].items():
+        for where_ in ("GPU", "host"):
+            parts = [
+                found[f"part of data on the {where_}"],
+                found["clipping and Adam / step on one batch"],
+                found["running mean / step on one batch"],
+            ]
+            cells = " | ".join(f"{part:.1%}" for part in parts)
+            table.append(f"| {name}, {gpu['provenance']['gpu']}, data on the {where_} | {cells} |")
+    return [
+        "## A training step",
+        "",
+        "`python -m benchmarks.training_step`: parts of a whole step, timed in alternation with "
+        f"it. The data pipeline should take {cpu['limit']:.0%} at most; on a GPU it is timed alone, "
+        "to its end, which is the most that it can cost.",
+        "",
+        *table,
+        "",
+        f"({where(cpu)}; {where(gpu)})",
+        "",
+    ]
 
 
 def digits_lines(record: dict[str, Any]) -> list[str]:

@@ -6,8 +6,8 @@ A step is what the training loop does: examples, loss and gradients, clipping an
 mean. Its parts are timed in alternation with whole steps, round after round, and the median of the
 per-round ratios is reported, so that a noisy machine disturbs both. The data pipeline is timed over
 whole epochs, so that the shuffling of each is in it; it should take 5 % of a step at most. On a GPU
-it is timed alone, to its end, for data on the GPU and for data that stays on the host: the most that
-it can cost, since the host works while the GPU does.
+it is timed alone, to its end, for data on the GPU and for data that stays on the host. That is the
+most that it can cost, since the host works while the GPU does.
 """
 
 from __future__ import annotations

@@ -434,6 +434,12 @@ def restored(path: Path) -> Iterator[bytes]:
         path.write_bytes(content)
 
 
+def resident() -> int:
+    """Bytes of memory that this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def measured() -> int:
     """Print the estimated bytes of a forward pass, and those that it really holds."""
     import ctypes
@@ -445,18 +451,14 @@ def measured() -> int:
     from ornstein.training.estimating import estimate
     from ornstein.training.loss import Loss
 
-    def resident() -> int:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
+    # M_MMAP_THRESHOLD: what is freed goes back to the system at once, and does not count any more
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)
     experiment, data = preset("digits"), load("digits")
     training = dataclasses.replace(experiment.training, batch=1024)
     model = experiment.build(data)
     found = estimate(model, data, training)
     loss = Loss(model, training.objective, training.seed, narrow=False)
     x, index = data.train.x[:1024], torch.arange(1024)
-    # M_MMAP_THRESHOLD: what is freed goes back to the system, and does not count any more
-    ctypes.CDLL(None).mallopt(-3, 1 << 16)
     loss(x, index)[0].backward()
     before = resident()
     value = loss(x, index)[0]

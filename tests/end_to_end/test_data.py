@@ -510,7 +510,7 @@ def test_floats_become_float32(tmp_path: Path) -> None:
         (np.full((20, 2), 1j), "arrays of type complex128; expected whole numbers"),
         (np.array([[0.1, 0.2]] * 6 + [[np.nan, 0.3]]), "example 6 has a value that is NaN"),
         (np.array([[0.1, 0.2]] * 6 + [[1e39, 0.3]]), "example 6 .* too large for float32"),
-        (pixels(1, 3, 3), "has 1 training examples, of which .* are to be held out"),
+        (pixels(1, 3, 3), "has 1 examples for training, of which .* are to be held out"),
     ],
 )
 def test_arrays_that_are_refused(tmp_path: Path, x: np.ndarray, message: str) -> None:
@@ -534,7 +534,7 @@ def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=rf"{path} can't be read .*delete it"):
             data.load(path)
     np.savez(path, x=np.array([{"a": 1}], dtype=object))  # would be unpickled
-    with pytest.raises(ValueError, match=rf"{path} can't be read .*pickle"):
+    with pytest.raises(ValueError, match=rf"{path} can't be read .*unpickled"):
         data.load(path)
     np.savez(path, pictures=pixels(9, 3, 3))
     with pytest.raises(ValueError, match="has the arrays pictures; expected train, valid"):
@@ -823,7 +823,7 @@ def test_names_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         data.load(tmp_path)
     for options, message in (
         ({"valid": -1}, "valid=-1; expected a number of examples"),
-        ({"valid": 27}, "has 30 training examples, of which .* are to be held out"),
+        ({"valid": 27}, "has 30 examples for training, of which .* are to be held out"),
         ({"seed": 0.5}, r"seed=0\.5; expected a whole number"),
         ({"size": 0}, "size=0; expected the side"),
     ):

@@ -97,7 +97,9 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file fails in many ways, each library has its own
         said = f"{type(error).__name__}: {error}"
-        if "pickle" in said:  # what numpy says of a file that it does not know; no advice to take
+        if "Object arrays" in said:
+            said = "it holds Python objects, which are never unpickled here"
+        elif "pickle" in said:  # numpy's advice about a file that it does not know
             said = "it is no array file"
         raise ValueError(
             f"{path} can't be read ({said}); expected a whole file. It is "
