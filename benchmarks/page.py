@@ -150,8 +150,8 @@ def step_lines(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
         "## A training step",
         "",
         "`python -m benchmarks.training_step`: parts of a whole step, timed in alternation with "
-        f"it. The data pipeline should take {cpu['limit']:.0%} at most; on a GPU it is timed alone, "
-        "to its end, which is the most that it can cost.",
+        f"it. The data pipeline should take {cpu['limit']:.0%} at most; on a GPU it is timed "
+        "alone, to its end, which is the most that it can cost.",
         "",
         *table,
         "",

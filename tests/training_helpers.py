@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -422,16 +422,6 @@ def check_same(found: Path, truth: Path, but: tuple[str, ...] = ()) -> None:
     assert pictures[0] == pictures[1], pictures
     different = [name for name, value in other.items() if name not in but and one[name] != value]
     assert not different, different
-
-
-@contextlib.contextmanager
-def restored(path: Path) -> Iterator[bytes]:
-    """The content of a file, which is put back at the end."""
-    content = path.read_bytes()
-    try:
-        yield content
-    finally:
-        path.write_bytes(content)
 
 
 def resident() -> int:

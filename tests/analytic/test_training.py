@@ -181,6 +181,26 @@ def test_seed_decides_everything() -> None:
     assert all(a != b for a, b in zip(first, other, strict=True))
 
 
+def test_what_is_dropped_is_new_in_every_step_and_part() -> None:
+    start, masks = model(dropout=0.5), []
+    dropout = next(m for m in start.network.modules() if isinstance(m, nn.Dropout))
+    dropout.register_forward_hook(
+        lambda _, given, kept: masks.append((kept == 0) & (given[0] != 0))
+    )
+    runs = []
+    for _ in range(2):
+        masks.clear()
+        for _ in fit(start, data(), training(3, accumulate=2, optimiser=Optimiser(lr=1e-12))):
+            pass
+        runs.append([mask.clone() for mask in masks])
+    assert len(masks) == 3 * 2 * 2  # a part asks at a time and at the decoder's end
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+        assert 0.3 < one.double().mean() < 0.7
+    for number, one in enumerate(masks):
+        assert not any(torch.equal(one, other) for other in masks[:number])
+
+
 def test_user_may_draw_in_the_loop() -> None:
     plain = losses(model(dropout=0.3), training())
     found = []

@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,7 +200,7 @@ def test_second_signal_acts_at_once(tmp_path: Path) -> None:
     )
     helpers.waited(lambda: helpers.reached(tmp_path / "r", 1))  # now it samples, for hours
     process.tell(signal.SIGTERM)
-    helpers.time.sleep(0.3)
+    time.sleep(0.3)
     assert process.code is None
     process.tell(signal.SIGTERM)
     assert process.wait(20).code == -signal.SIGTERM

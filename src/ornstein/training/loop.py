@@ -143,7 +143,6 @@ class Job:
             self.keeper.resume(self.state)
             was_training = self.model.training
             stack.callback(lambda: self.model.train(was_training))
-            self.model.train()
             if self.state.step >= self.training.steps:  # hand out its model once more
                 yield self._done(self.state.rate(self.training.steps - 1))
             while self.state.step < self.training.steps:
@@ -162,6 +161,8 @@ class Job:
     def step(self) -> Step:
         """One step of the optimiser."""
         state, options = self.state, self.training
+        if not self.model.training:  # the user may have looked at it in between
+            self.model.train()
         torch.manual_seed(_mixed(options.seed, state.step, self.rank))  # dropout
         optimiser = state.optimiser
         optimiser.zero_grad(set_to_none=True)

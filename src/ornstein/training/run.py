@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class Run:
     def begin(self, record: dict[str, Any], step: int) -> None:
         """Note a start, and forget metrics of steps that are about to be done again."""
         where = provenance()
+        self._clear()
         path = self.folder / CONFIG
         known = path.exists() and self._has_checkpoint()
         before = read_config(self.folder) if known else {"provenance": where}
@@ -71,6 +73,15 @@ class Run:
         lines = [line for line in self.metrics() if line["step"] <= step]
         write_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in lines))
         self._append(STARTS, {"step": step, **where})
+
+    def _clear(self) -> None:
+        """Remove what a killed process left half-written; the lock says that nobody writes."""
+        for place in (self.folder, self.folder / "checkpoints", self.folder / "samples"):
+            for part in place.glob("*.part"):
+                if part.is_dir():
+                    shutil.rmtree(part)
+                else:
+                    part.unlink()
 
     # ---------------------------------------------------------------- metrics
 
