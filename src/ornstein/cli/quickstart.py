@@ -36,6 +36,7 @@ examples:
   ornstein quickstart --out runs/digits --seed 1"""
 
 DRAWS = 16
+TITLE = "One denoiser, every diffusion"
 INTRO = (
     "One ordinary denoiser was trained on 8×8 digits and evaluated under five diffusions: its "
     "bound does not depend on the process, beyond errors. Then two joint models, in which the "
@@ -165,7 +166,10 @@ class Quickstart:
     def _overview(self, rows: list[Row], samples: dict[str, Tensor], data: Dataset) -> None:
         """All results in one picture."""
         groups: dict[str, list[tuple[str, Evaluation]]] = {}
-        titles = {"channel": "one channel denoiser", "joint": "joint models"}
+        titles = {
+            "channel": f"one channel denoiser, {self.steps:,} steps",
+            "joint": f"joint models, {self.steps // 2:,} steps each",
+        }
         for row in rows:
             kind = titles[row.found.parametrisation]
             groups.setdefault(kind, []).append((row.found.process, row.found))
@@ -174,7 +178,7 @@ class Quickstart:
             f"8×8 digits, {len(data.test)} test images, discrete bound. "
             "The channel model was trained once and put under each process afterwards."
         )
-        figure = viz.gallery(groups, shown, data.levels or 256, "Quick start", below)
+        figure = viz.gallery(groups, shown, data.levels or 256, TITLE, below)
         viz.save(figure, self.out / "overview.png")
 
     def _report(self) -> Path:

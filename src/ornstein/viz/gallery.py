@@ -33,7 +33,7 @@ def gallery(
     figure.text(0.018, 0.045, below, fontsize=SIZE - 1, color=QUIET, va="center")
     _dots(axes[0], groups)
     for box, (name, images) in zip(axes[1:], samples.items(), strict=False):
-        box.imshow(grid(images, levels, columns=6), interpolation="nearest")
+        box.imshow(grid(images[:30], levels, columns=5, gap=6), interpolation="nearest")
         box.set_title(name, loc="left", fontsize=SIZE, color=INK, weight="bold", pad=7)
         box.set_axis_off()
     for box in axes[1 + len(samples) :]:
@@ -47,7 +47,7 @@ def _dots(axes: Axes, groups: Mapping[str, Sequence[tuple[str, Evaluation]]]) ->
     row, ticks, names = 0.0, [], []
     for i, (group, found) in enumerate(groups.items()):
         axes.text(
-            0.0, row - 0.62, group, fontsize=SIZE - 1, color=COLOURS[i], weight="bold",
+            0.0, row - 0.8, group, fontsize=SIZE - 1, color=COLOURS[i], weight="bold",
             transform=axes.get_yaxis_transform(), va="center",
         )  # fmt: skip
         for name, evaluation in found:
@@ -60,7 +60,7 @@ def _dots(axes: Axes, groups: Mapping[str, Sequence[tuple[str, Evaluation]]]) ->
             ticks.append(row)
             names.append(name)
             row += 1.0
-        row += 0.8
+        row += 1.0
     axes.set_yticks(ticks, names, fontsize=SIZE, color=INK)
-    axes.set_ylim(row - 1.2, -1.2)
+    axes.set_ylim(row - 1.4, -1.4)
     axes.margins(x=0.18)
