@@ -402,11 +402,14 @@ def outcome(folder: Path) -> dict[str, Any]:
     last = checkpoint(folder)
     # checksums are those of the files below, and of the seconds too
     kept = {k: v for k, v in state(folder).items() if k not in (*TIMES, "files", "checksum")}
-    weights = ("training.safetensors", "model.safetensors", "config.json")
+    weights = ("training.safetensors", "model.safetensors")
+    config = json.loads((last / "config.json").read_text(encoding="utf-8"))
+    config.pop("provenance")  # the machine, as it was just then
     return {
         "metrics": [{k: v for k, v in line.items() if k not in TIMES} for line in lines(folder)],
         "checkpoints": steps_kept(folder),
         "state": kept,
+        "config.json": config,
         **{name: (last / name).read_bytes() for name in weights},
         "pictures": {p.name: p.read_bytes() for p in (folder / "samples").glob("*")},
     }

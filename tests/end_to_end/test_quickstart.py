@@ -21,8 +21,8 @@ ZOO = ("vpsde", "cld", "alda", "malda", "random")
 
 
 def found(out: Path, run: str, process: str) -> dict[str, Any]:
-    """One evaluation of a quick start."""
-    path = out / run / "evaluations" / f"test-{process}.json"
+    """One evaluation of a quick start, of as many draws as it was asked for."""
+    (path,) = (out / run / "evaluations").glob(f"test-{process}-draws*.json")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 

@@ -109,7 +109,6 @@ _PRESETS: dict[str, Experiment] = {
         steps=120_000,
         batch=128,
         ema=0.9999,
-        flips=True,
         precision="bfloat16",
     ),
     "imagenet32": _experiment(
