@@ -19,7 +19,14 @@ from ornstein.processes import (
     vesde,
     vpsde,
 )
-from ornstein.sampling import Ancestral, EulerMaruyama, SamplingStep, Solver, sample
+from ornstein.sampling import (
+    Ancestral,
+    EulerMaruyama,
+    Exponential,
+    SamplingStep,
+    Solver,
+    sample,
+)
 from ornstein.schedules import (
     Constant,
     Cosine,
@@ -54,6 +61,7 @@ __all__ = [
     "Draws",
     "EulerMaruyama",
     "Evaluation",
+    "Exponential",
     "FixedTime",
     "FromIntegral",
     "FromRate",
