@@ -584,6 +584,28 @@ def test_samples_are_a_function_of_seed_and_number(here: Path, said: Said) -> No
         assert np.array_equal(drawn[name]["samples"], truth.numpy()[rows])
 
 
+def test_samples_of_every_solver(here: Path, said: Said) -> None:
+    """The command asks for what its options say."""
+    model = open_model(CHANNEL_RUN).model
+    ways: dict[tuple[str, ...], ornstein.Solver] = {
+        ("--solver", "ancestral"): Ancestral(4),
+        ("--solver", "exponential"): ornstein.Exponential(4),
+        ("--solver", "exponential", "--order", "3"): ornstein.Exponential(4, order=3),
+        ("--solver", "exponential", "--stochasticity", "0.5", "--grid", "logsnr"): (
+            ornstein.Exponential(4, "logsnr", stochasticity=0.5)
+        ),
+        ("--solver", "euler"): ornstein.EulerMaruyama(4),
+    }
+    for way, solver in ways.items():
+        assert (
+            said("sample", CHANNEL_RUN, *way, "--n", "2", "--steps", "4", "--out", "s.npz")[0] == 0
+        )
+        truth = ornstein.sample(model, 2, solver)
+        assert np.array_equal(np.load(here / "s.npz")["samples"], truth.numpy())
+    code, _, err = said("sample", CHANNEL_RUN, "--order", "2")
+    assert code == 2 and "--order is for --solver exponential" in err
+
+
 def test_samples_as_pictures(here: Path, said: Said) -> None:
     options = ("--n", "4", "--steps", "3")
     code, out, _ = said("sample", CHANNEL_RUN, *options)

@@ -18,7 +18,14 @@ from ornstein.cli.words import of_time
 from ornstein.files import write_arrays
 from ornstein.ledger import processes
 from ornstein.likelihood import OfPixels
-from ornstein.sampling import Ancestral, EulerMaruyama, Solver, sample
+from ornstein.sampling import (
+    Ancestral,
+    EulerMaruyama,
+    Exponential,
+    SamplingStep,
+    Solver,
+    sample,
+)
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Which, open_model
 
@@ -27,6 +34,7 @@ HELP = """Sample from a trained model. Sample i is a function of the seed and of
 examples:
   ornstein sample runs/digits-channel-vpsde
   ornstein sample runs/digits-channel-vpsde --process cld --steps 200 --out cld.png
+  ornstein sample runs/digits-channel-vpsde --solver exponential --steps 20
   ornstein sample runs/mnist-channel-vpsde --n 10000 --out samples.npz
   ornstein sample runs/mnist-channel-vpsde --n 100 --start 500 --seed 1 --out pictures/"""
 
@@ -43,10 +51,14 @@ class Sample:
     """How many."""
     process: Annotated[str | None, NoHint] = None
     """Put a channel model under this process (default: its own)."""
-    solver: Literal["ancestral", "euler"] = "ancestral"
-    """Exact Gaussian steps given the estimate of x, or Euler–Maruyama."""
+    solver: Literal["ancestral", "exponential", "euler"] = "ancestral"
+    """Exact Gaussian steps given x̂, steps that extrapolate x̂ (fewer will do), or Euler–Maruyama."""
     steps: Annotated[int | None, NoHint] = None
-    """Of the solver (default: 100, euler: 1000)."""
+    """Of the solver (default: 100, exponential: 50, euler: 1000)."""
+    order: Annotated[Literal[1, 2, 3] | None, NoHint] = None
+    """Of the exponential solver (default: 2)."""
+    stochasticity: Annotated[float | None, NoHint] = None
+    """Of the exponential solver: 0 for the probability flow, 1 for the reverse SDE (default: 0)."""
     grid: Annotated[Literal["information", "logsnr", "uniform"] | None, NoHint] = None
     """How its times are spread (default: information, euler: logsnr)."""
     seed: int = 0
@@ -75,14 +87,21 @@ class Sample:
             images = levels is not None and (layout is None or len(layout.shape) == 3)
             self._check(out, images)
             began = time.perf_counter()
-            with console.status("sampling …"):
+            solver = self._solver()
+            with console.status("sampling …") as status:
+
+                def told(step: SamplingStep) -> None:
+                    last = min(step.samples.stop, self.start + self.n) - self.start
+                    status.update(f"sampling … step {step.number}/{step.total} of {last}/{self.n}")
+
                 found = sample(
                     model,
                     self.n,
-                    self._solver(),
+                    solver,
                     seed=self.seed,
                     start=self.start,
                     batch_size=self.batch_size,
+                    callback=told,
                 ).cpu()
             seconds = time.perf_counter() - began
             if processes()[0] != 0:
@@ -95,14 +114,26 @@ class Sample:
         console.print(f"wrote {out}", style="dim")
 
     def _solver(self) -> Solver:
-        solver: Solver = EulerMaruyama() if self.solver == "euler" else Ancestral()
+        solvers = {"ancestral": Ancestral, "exponential": Exponential, "euler": EulerMaruyama}
+        solver: Solver = solvers[self.solver]()
         steps = solver.steps if self.steps is None else self.steps
-        return replace(solver, steps=steps, grid=self.grid or solver.grid)
+        solver = replace(solver, steps=steps, grid=self.grid or solver.grid)
+        for name in ("order", "stochasticity"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(solver, Exponential):
+                raise ValueError(
+                    f"--{name} is for --solver exponential, not for {self.solver}; leave it out."
+                )
+            if value is not None:
+                solver = replace(solver, **{name: value})
+        return solver
 
     def _default(self, folder: Path, process: str) -> Path:
         parts = [process.replace(" ", "-"), "" if self.solver == "ancestral" else self.solver]
         parts.append("" if self.steps is None else f"steps{self.steps}")
-        parts += [f"{name}{value}" for name in ("seed", "start") if (value := getattr(self, name))]
+        for name in ("order", "stochasticity", "seed", "start"):
+            value = getattr(self, name)
+            parts.append(f"{name}{value}" if value else "")
         return folder / "samples" / ("-".join(part for part in parts if part) + ".png")
 
     def _check(self, out: Path, images: bool) -> None:
