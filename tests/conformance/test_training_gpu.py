@@ -52,6 +52,7 @@ def full_float32() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_of_the_cpu(case: str) -> None:
+    """To 1e-4: rounding of float32 sums, which twenty steps of Adam make larger."""
     wanted = losses(experiment(case), "cpu")
     assert losses(experiment(case), "cuda") == pytest.approx(wanted, rel=1e-4)
 
@@ -75,6 +76,7 @@ def test_resumed(case: str, tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_close() -> None:
+    """It keeps 3 digits of what the network computes."""
     options = experiment("channel")
     half = replace(options, training=replace(options.training, precision="bfloat16"))
     assert losses(half, "cuda") == pytest.approx(losses(options, "cuda"), rel=3e-2)

@@ -97,7 +97,7 @@ def test_what_the_figures_must_show(tmp_path: Path) -> None:
     for process in ZOO[1:]:
         pair = found(out, "channel", process)["pair"]
         prior = found(out, "channel", process)["prior"] - base["prior"]
-        assert abs(pair["difference"] - prior) < 3.5 * pair["standard_error"], process
+        assert abs(pair["difference"] - prior) < 3 * pair["standard_error"], process
         assert math.isclose(prior, 0.0, abs_tol=2e-3)
     pair = found(out, "joint-learned-1", "learned-1")["pair"]
     assert pair["difference"] < 3 * pair["standard_error"]

@@ -20,7 +20,7 @@ from PIL import Image
 
 import ornstein
 from ornstein import Ancestral, Objective, Optimiser, Training, Watch
-from ornstein.data import NAMES, load
+from ornstein.data import NAMES, Stream, load
 from ornstein.training import Experiment, preset
 from ornstein.training.estimating import estimate
 from ornstein.training.opening import open_model
@@ -133,12 +133,21 @@ def test_matrices_of_ones_own(
 
 @pytest.mark.parametrize("objective", ["mism", "score_matching", "noise_prediction"])
 def test_objectives_with_a_network_for_images(objective: str, said: Said, tmp_path: Path) -> None:
-    """Its attention must be differentiated twice for one of them."""
+    """Its attention must be differentiated twice for one of them. The first loss is known."""
     command = ("train", *TINY, *QUIET, "--steps", "2", "--log-every", "1", "--out", str(tmp_path))
     code, _, err = said(*command, "--objective", objective)
     assert (code, err) == (0, "")
+    experiment = Experiment.read(tmp_path / "config.json")
+    data = experiment.data.load()
+    model, seed = experiment.build(data).train(), experiment.training.seed
+    x = Stream(data.train.x, seed).take(0, experiment.training.batch)
+    random = ornstein.Counted(seed, torch.arange(len(x)))
+    found = getattr(ornstein, objective)(model, x, random=random)
+    wanted = found.bits_per_dim.mean() if objective == "mism" else found.mean() / x[0].numel()
     key = "bits_per_dim" if objective == "mism" else "loss"
-    assert all(math.isfinite(line[key]) for line in helpers.lines(tmp_path))
+    first, second = (line[key] for line in helpers.lines(tmp_path))
+    assert first == pytest.approx(wanted.item(), rel=1e-12)
+    assert second != first
 
 
 def test_one_example_for_validation(said: Said, tmp_path: Path) -> None:
@@ -147,7 +156,10 @@ def test_one_example_for_validation(said: Said, tmp_path: Path) -> None:
     code, _, err = said(*command, "--out", str(tmp_path))
     assert (code, err) == (0, "")
     (line,) = [n for n in helpers.lines(tmp_path) if "valid_bits_per_dim" in n]
-    assert math.isfinite(line["valid_bits_per_dim"]) and line["valid_standard_error"] is None
+    opened, data = open_model(tmp_path, "last"), ornstein.data.load("digits")
+    wanted = ornstein.evaluate(opened.model, data.valid.x[:1], draws=2, quiet=True)
+    assert line["valid_bits_per_dim"] == pytest.approx(wanted.bits_per_dim, rel=1e-12)
+    assert line["valid_standard_error"] is None
 
 
 # ---------------------------------------------------------------- refused

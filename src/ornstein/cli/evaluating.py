@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ornstein.cli.opening import data_of, under
+from ornstein.cli.reading import NoHint
 from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import processes
 from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
@@ -33,7 +34,6 @@ examples:
   ornstein evaluate saved/model --data mnist --data-folder data --target-error 0.005
   torchrun --nproc-per-node 8 -m ornstein evaluate runs/cifar10-channel-vpsde"""
 
-NoHint = tyro.conf.arg(help_behavior_hint="")
 Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL ...")]
 
 Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")]
@@ -162,7 +162,7 @@ def pairing(first: Row, other: Evaluation) -> dict[str, Any]:
     return {"against": first.file.stem, "difference": difference, "standard_error": known}
 
 
-def table(rows: list[Row], head: str = "model") -> Table:
+def table(rows: list[Row]) -> Table:
     """All results."""
     shown = Table(
         box=box.SIMPLE_HEAD,
@@ -176,7 +176,7 @@ def table(rows: list[Row], head: str = "model") -> Table:
         ),
         caption_justify="left",
     )
-    shown.add_column(head, style="bold", overflow="fold", min_width=18)
+    shown.add_column("model", style="bold", overflow="fold", min_width=18)
     for column in ("bits/dim", "draws", "prior", "difference"):
         shown.add_column(column, justify="right", no_wrap=True)
     for row in rows:

@@ -90,12 +90,8 @@ class Live:
         else:
             text = f"loss {metrics['loss']:.4g}"
         speed = metrics["examples_per_second"]
-        batch = step.total and speed > 0
         left = ""
-        if batch and step.number < step.total:
-            left = f", {of_time((step.total - step.number) * self._seconds(metrics))} left"
+        if step.number < step.total:  # at the pace of the whole run so far
+            pace = metrics["seconds"] / step.number
+            left = f", {of_time((step.total - step.number) * pace)} left"
         return f"{text}{self.valid}, {speed:,.0f} examples/s{left}"
-
-    def _seconds(self, metrics: dict[str, float]) -> float:
-        """Seconds a step, over the whole run so far."""
-        return metrics["seconds"] / max(metrics["step"], 1)

@@ -11,6 +11,8 @@ import tyro
 from ornstein.cli import naming
 from ornstein.training.choices import Rows
 
+#: the hint would say "(default: none)"; what none means is in the help of each
+NoHint = tyro.conf.arg(help_behavior_hint="")
 REGISTRY = tyro.constructors.ConstructorRegistry()
 #: options that may be none, by what they are otherwise: the word in the help, and how to read them
 PERHAPS: dict[Any, tuple[str, Callable[[str], Any]]] = {

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ornstein import viz
 from ornstein.cli.opening import under
+from ornstein.cli.reading import NoHint
 from ornstein.cli.words import of_time
 from ornstein.files import write_arrays
 from ornstein.ledger import processes
@@ -37,8 +38,6 @@ examples:
   ornstein sample runs/digits-channel-vpsde --solver exponential --steps 20
   ornstein sample runs/mnist-channel-vpsde --n 10000 --out samples.npz
   ornstein sample runs/mnist-channel-vpsde --n 100 --start 500 --seed 1 --out pictures/"""
-
-NoHint = tyro.conf.arg(help_behavior_hint="")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ornstein import viz
 from ornstein.cli.live import Live
+from ornstein.cli.reading import NoHint
 from ornstein.cli.words import of_bytes, of_count, of_time
 from ornstein.data import NAMES, Dataset
 from ornstein.ledger import processes
@@ -41,7 +42,6 @@ examples:
   ornstein train --data digits --process own --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
   torchrun --nproc-per-node 8 -m ornstein train --data cifar10 --batch 512"""
 
-NoHint = tyro.conf.arg(help_behavior_hint="")
 Flag = tyro.conf.FlagCreatePairsOff[bool]
 
 
@@ -92,7 +92,6 @@ class Train:
         found = estimate(model, data, training)
         done = max((step for step, _ in Checkpoints(self.folder / "checkpoints").all()), default=0)
         seconds = found.seconds_per_step * max(training.steps - done, 0)
-        compiled = training.compile == "on" or (training.compile == "auto" and model_on_gpu(model))
         lines = {
             "run": f"{self.folder} ({_standing(known, done, training.steps)})",
             "data": f"{data.name}: {len(data.train):,} for training, {len(data.valid):,} for "
@@ -108,7 +107,7 @@ class Train:
             f"{of_bytes(found.activation_bytes)} activations, {of_bytes(found.data_bytes)} data",
             "time": f"{of_time(seconds)} on {device} "
             f"({1e3 * found.seconds_per_step:.0f} ms a step, tried with {found.trial} examples"
-            + (", not compiled; compiled it is faster)" if compiled else ")"),
+            + (", not compiled; compiled it is faster)" if training.compiled_on(device) else ")"),
         }
         for name, text in lines.items():
             console.print(f"{name:9s} {text}")
@@ -129,32 +128,24 @@ def _anywhere(experiment: Experiment) -> Experiment:
     return replace(experiment, data=replace(data, data=str(path.resolve())))
 
 
-def model_on_gpu(model: ScoreModel) -> bool:
-    """Whether it is on a CUDA device."""
-    return model.process.device.type == "cuda"
-
-
 def run(
     experiment: Experiment,
     model: ScoreModel,
     data: Dataset,
     folder: Path,
     tensorboard: bool = False,
-    title: str | None = None,
-) -> ScoreModel:
-    """Train with a live line and sample grids; the averaged model."""
+) -> None:
+    """Train with a live line and sample grids."""
     first = processes()[0] == 0
     steps = fit(model, data, experiment.training, folder=folder, record=experiment.to_record())
     count = of_count(sum(p.numel() for p in model.network.parameters()))
-    heading = title or f"{data.name}, {model.parametrisation}, {model.process.name}, {count}"
-    averaged = model
+    heading = f"{data.name}, {model.parametrisation}, {model.process.name}, {count}"
     writer = Events(folder / "tensorboard") if tensorboard and first else None
-    if first and model_on_gpu(model) and experiment.training.compile != "off":
+    if first and experiment.training.compiled_on(model.process.device):
         note = "compiling the first steps takes a minute or two (--compile off starts at once)"
         Console(highlight=False, soft_wrap=True).print(note, style="dim")
     with Live(heading, experiment.training.steps, quiet=not first) as live:
         for step in steps:
-            averaged = step.averaged
             live.show(step)
             if not first:
                 continue
@@ -165,4 +156,3 @@ def run(
                 viz.picture(step.samples, data.levels, path, data.valid.x)
     if writer is not None:
         writer.close()
-    return averaged

@@ -6,7 +6,6 @@ which a command line or a file changes what it wants to. What was resolved is ke
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -93,37 +92,27 @@ _TOY = _experiment(
     batch=512,
     ema=0.995,
 )
+_GREY = _experiment(
+    Optimiser(lr=1e-3, decay="cosine", warmup=500), _USUAL, steps=40_000, batch=256, ema=0.9995
+)
+_COLOUR = _experiment(
+    Optimiser(lr=2e-4, decay="constant", warmup=1000),
+    _USUAL,
+    steps=120_000,
+    batch=128,
+    ema=0.9999,
+    precision="bfloat16",
+)
 _PRESETS: dict[str, Experiment] = {
     "digits": _experiment(
         Optimiser(lr=4e-3, decay="cosine", warmup=50), _SMALL, steps=1500, batch=64, ema=0.99
     ),
-    "mnist": _experiment(
-        Optimiser(lr=1e-3, decay="cosine", warmup=500), _USUAL, steps=40_000, batch=256, ema=0.9995
-    ),
-    "fashion_mnist": _experiment(
-        Optimiser(lr=1e-3, decay="cosine", warmup=500), _USUAL, steps=40_000, batch=256, ema=0.9995
-    ),
-    "cifar10": _experiment(
-        Optimiser(lr=2e-4, decay="constant", warmup=1000),
-        _USUAL,
-        steps=120_000,
-        batch=128,
-        ema=0.9999,
-        precision="bfloat16",
-    ),
-    "imagenet32": _experiment(
-        Optimiser(lr=2e-4, decay="constant", warmup=1000),
-        _USUAL,
-        steps=300_000,
-        batch=128,
-        ema=0.9999,
-        precision="bfloat16",
-    ),
+    "mnist": _GREY,
+    "fashion_mnist": _GREY,
+    "cifar10": _COLOUR,
+    "imagenet32": replace(_COLOUR, training=replace(_COLOUR.training, steps=300_000)),
     "images": _experiment(
         Optimiser(lr=5e-4, decay="cosine", warmup=500), _USUAL, steps=20_000, batch=128, ema=0.9995
     ),
-    **{
-        name: dataclasses.replace(_TOY)
-        for name in ("moons", "rings", "checkerboard", "swissroll", "mixture")
-    },
+    **dict.fromkeys(("moons", "rings", "checkerboard", "swissroll", "mixture"), _TOY),
 }

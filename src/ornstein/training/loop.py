@@ -111,17 +111,14 @@ class Job:
         self.average = Average(model, training.ema)
         self.state = State(self.loss, self.average, training)
         self.watcher = Watcher(self.data, training, self.state, self.keeper)
+        self.compiled = training.compiled_on(self.device)
         self.step_loss = self._prepared()
 
     def _prepared(self) -> nn.Module:
         """The loss, shared over processes and compiled as asked for."""
         loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
-        how = self.training.compile
-        if how == "on" or (how == "auto" and self.device.type == "cuda"):
+        if self.compiled:
             loss = torch.compile(loss)  # type: ignore[assignment]
-            self.compiled = True
-        else:
-            self.compiled = False
         return loss
 
     def _some_unused(self) -> bool:

@@ -7,6 +7,7 @@ function of the seed and of its place in the run.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +38,8 @@ class Loss(nn.Module):
             return self._forward(x, index)
 
     def _forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        options, random = self.objective, Counted(self.seed, index)
-        if options.objective in ("elbo", "mism"):
+        random = Counted(self.seed, index)
+        if self.objective.bound:
             bound = self._bound(x, random)
             scale = -1 / (bound.dims * math.log(2))
             parts = [bound.prior, bound.diffusion, bound.reconstruction]
@@ -58,26 +59,22 @@ class Loss(nn.Module):
         options = self.objective
         if options.objective == "mism":
             return mism(self.model, x, draws=options.draws, times=self.times, random=random)
-        return elbo(
-            self.model,
-            x,
-            draws=options.draws,
-            times=self.times,
-            given=options.given,
-            random=random,
-        )
+        return elbo(self.model, x, **self._asked(random))
 
     def _simple(self, x: Tensor, random: Counted) -> Tensor:
+        predict_noise = self.objective.objective == "noise_prediction"
+        loss = noise_prediction if predict_noise else score_matching
+        return loss(self.model, x, **self._asked(random))
+
+    def _asked(self, random: Counted) -> dict[str, Any]:
+        """What all but the implicit bound are told."""
         options = self.objective
-        loss = noise_prediction if options.objective == "noise_prediction" else score_matching
-        return loss(
-            self.model,
-            x,
-            draws=options.draws,
-            times=self.times,
-            given=options.given,
-            random=random,
-        )
+        return {
+            "draws": options.draws,
+            "times": self.times,
+            "given": options.given,
+            "random": random,
+        }
 
 
 def proposal(model: ScoreModel, objective: Objective) -> Times:

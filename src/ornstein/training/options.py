@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from ornstein.draws import SPREADS, Spread
 from ornstein.transition import Given
 
@@ -212,6 +214,10 @@ class Training(Checked):
                 )
         _among(self, "precision", ("float32", "bfloat16"))
         _among(self, "compile", ("auto", "on", "off"))
+
+    def compiled_on(self, device: torch.device) -> bool:
+        """Whether the step is compiled on this device."""
+        return self.compile == "on" or (self.compile == "auto" and device.type == "cuda")
 
 
 # ---------------------------------------------------------------- checks

@@ -48,6 +48,7 @@ class State:
         self.checkpoint: Path | None = None  # the newest
         self._norms = torch.zeros(2, dtype=torch.float64, device=device)
         self._recent: list[Tensor] = []  # values of steps not looked at yet
+        self._before = 0.0  # seconds of earlier starts
         self.started()
 
     def _optimiser(self) -> torch.optim.Optimizer:
@@ -149,9 +150,8 @@ class State:
 
     def started(self) -> None:
         """Begin to count time."""
-        self._since, self._before = time.monotonic(), getattr(self, "_before", 0.0)
-        self.saved_at = time.monotonic()
-        self._speed_from = time.monotonic(), self.step
+        self._since = self.saved_at = time.monotonic()
+        self._speed_from = self._since, self.step
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -176,7 +176,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is a tensor, by name."""
-        found = {f"model.{name}": value for name, value in _own(self.model).items()}
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         found |= {f"times.{name}": value for name, value in self.loss.times.state_dict().items()}
         for name, parameter in {**self.network, **self.process}.items():
             moments = self.optimiser.state.get(parameter, {})
@@ -268,7 +268,3 @@ def _laid_out(moment: Tensor, parameter: Tensor) -> Tensor:
     if moment.dim() == 0:
         return moment.to(parameter.device)
     return torch.empty_like(parameter, requires_grad=False).copy_(moment)
-
-
-def _own(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.state_dict())
