@@ -109,7 +109,8 @@ def _missing(name: str, places: Sequence[Path]) -> str:
         )
     return text + (
         f" Have them fetched with download=True (--download), put {', '.join(origin.md5)} from "
-        f"{origin.base} into {places[0]}, or say where they are with folder= or ORNSTEIN_DATA."
+        f"{origin.base} into {places[0]}, or say where they are with folder= (--data-folder) or "
+        "ORNSTEIN_DATA."
     )
 
 

@@ -50,7 +50,8 @@ def open_model(
             f"{given} is a run without a checkpoint; expected one that has trained for a while. "
             "Repeat its command."
         )
-    if not given.exists() and given.parent.is_dir() and given.parent != Path("."):
+    here = given.parent != Path(".") and (given.parent.is_dir() or given.parts[0] == "runs")
+    if not given.exists() and here:  # not a name on the Hub
         raise ValueError(
             f"there is no {given}; expected the folder of a run, of one of its checkpoints, or of "
             f"a saved model.{_others(given.parent, given.name)}"
@@ -65,7 +66,7 @@ def open_model(
 
 def _others(folder: Path, near: str) -> str:
     """The runs in a folder, those that are spelt alike first."""
-    found = sorted(path.name for path in folder.iterdir() if (path / CONFIG).exists())
+    found = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(near, found, n=3)
     if close:
         return f" Perhaps you meant {' or '.join(str(folder / name) for name in close)}."
