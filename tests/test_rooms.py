@@ -44,7 +44,10 @@ ROOMS = [
     "ledger",
     "evaluation",
     "sampling",
+    "ode",
+    "wayback",
     "data",
+    "quality",
     "adapters",
     "training",
     "ornstein",
@@ -53,7 +56,19 @@ ROOMS = [
     "__main__",
 ]
 
-FOLDERS = ("networks", "sharing", "sampling", "data", "adapters", "training", "viz", "cli")
+FOLDERS = (
+    "networks",
+    "sharing",
+    "sampling",
+    "ode",
+    "wayback",
+    "data",
+    "quality",
+    "adapters",
+    "training",
+    "viz",
+    "cli",
+)
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -1,6 +1,6 @@
 """ornstein: multivariate diffusion models with any linear noising process."""
 
-from ornstein import adapters, data, networks
+from ornstein import adapters, data, networks, quality
 from ornstein.diagnostics import Diagnosis, diagnose
 from ornstein.diffusion import Diffusion, LinearSDE
 from ornstein.draws import Counted, Draws, Generated
@@ -23,8 +23,12 @@ from ornstein.sampling import (
     Ancestral,
     EulerMaruyama,
     Exponential,
+    Heun,
+    PredictorCorrector,
+    ProbabilityFlow,
     SamplingStep,
     Solver,
+    Splitting,
     sample,
 )
 from ornstein.schedules import (
@@ -42,6 +46,7 @@ from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uni
 from ornstein.training import Objective, Optimiser, Step, Training, Watch, fit
 from ornstein.transition import Transition
 from ornstein.truncation import FixedTime, NoiseLevel
+from ornstein.wayback import LearnedWay, SampleLaw, Spectrum, learn_process, sample_law
 
 __version__ = "0.1.0"
 
@@ -66,8 +71,10 @@ __all__ = [
     "FromIntegral",
     "FromRate",
     "Generated",
+    "Heun",
     "Importance",
     "Information",
+    "LearnedWay",
     "Likelihood",
     "Linear",
     "LinearSDE",
@@ -76,11 +83,16 @@ __all__ = [
     "NoiseLevel",
     "Objective",
     "Optimiser",
+    "PredictorCorrector",
+    "ProbabilityFlow",
     "Process",
+    "SampleLaw",
     "SamplingStep",
     "Schedule",
     "ScoreModel",
     "Solver",
+    "Spectrum",
+    "Splitting",
     "Step",
     "Times",
     "Training",
@@ -96,13 +108,16 @@ __all__ = [
     "elbo",
     "evaluate",
     "fit",
+    "learn_process",
     "learned",
     "malda",
     "mism",
     "networks",
     "noise_prediction",
     "psld",
+    "quality",
     "sample",
+    "sample_law",
     "score_matching",
     "subvpsde",
     "vesde",

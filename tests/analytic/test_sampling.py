@@ -28,7 +28,6 @@ import ornstein
 from ornstein import (
     Continuous,
     Discrete,
-    FixedTime,
     Likelihood,
     LinearSDE,
     NoiseLevel,
@@ -39,12 +38,13 @@ from ornstein import (
 from ornstein.diagnostics import prior_gap
 from ornstein.networks import MLP, UNet
 from ornstein.sampling import (
-    GRIDS,
     Ancestral,
     EulerMaruyama,
-    LinearSolver,
+    Route,
     SamplingStep,
     Solver,
+    Table,
+    TableSolver,
     Way,
     grid_times,
     sample,
@@ -100,26 +100,46 @@ def long_way(K: int) -> Process:
 
 def way_of(model: ScoreModel, solver: Solver) -> Way:
     """As `sample` makes it, for data of one number."""
-    return Way.of(model, grid_times(model, solver.steps, solver.grid), (1,))
+    grid = solver.times(model, (1,))
+    return Way.of(model, grid, (1,), solver.looks(grid))
 
 
-def law(model: ScoreModel, solver: LinearSolver) -> tuple[float, float]:
+def table_of(solver: TableSolver, way: Way) -> Table:
+    """The matrices of a solver along a way, as it makes them itself."""
+    mean, std = way.model.moments.mean, way.model.moments.std
+    scale = float((mean**2 + std**2).mean().sqrt())
+    return solver.table(Route(way.model.process, way.grid, way.times, way.kernel, scale))
+
+
+def stacked(table: Table) -> tuple[Tensor, Tensor, Tensor]:
+    """data (n, K), noise (n, K, K) and fresh (n, K, R) of steps that know one look each."""
+    assert table.start is None and table.window == 1
+    data, noise = (torch.stack([getattr(s, k)[0] for s in table.steps]) for k in ("data", "noise"))
+    return data, noise, torch.stack([step.fresh for step in table.steps])
+
+
+def law(model: ScoreModel, solver: TableSolver) -> tuple[float, float]:
     """Mean and variance of the samples of an affine model, in closed form."""
     way, K = way_of(model, solver), model.process.n_vars
-    R = solver.moves(way).fresh.shape[-1]
-    size = 1 + K + solver.steps * R  # no noise at all, then one unit of each
+    table = table_of(solver, way)
+    asked = {("start", 0): table.start.fresh if table.start else None}
+    asked |= {("step", i): step.fresh for i, step in enumerate(table.steps, 1)}
+    sizes = {key: fresh.shape[-1] for key, fresh in asked.items() if fresh is not None}
+    size = 1 + K + sum(sizes.values())  # no noise at all, then one unit of each
     y = torch.zeros(size, K, 1, dtype=F64)
     y[1 : 1 + K, :, 0] = torch.linalg.cholesky(model.process.prior_covariance).mT
+    firsts = dict(zip(sizes, np.cumsum([1 + K, *sizes.values()]), strict=False))
 
     def unit(purpose: str, step: int, rows: int) -> Tensor:
         noise = torch.zeros(size, rows, 1, dtype=F64)
-        first = 1 + K + (step - 1) * R
-        noise[first : first + R, :, 0] = torch.eye(R, dtype=F64)
+        first = firsts.pop((purpose, step))  # each of them once
+        noise[first : first + rows, :, 0] = torch.eye(rows, dtype=F64)
         return noise
 
     for stop in solver.prepare(way)(y, unit):
         y = stop.y
-    x = way.look(solver.steps, y).x[:, 0]
+    assert not firsts
+    x = way.look(len(way.times) - 1, y).x[:, 0]
     return float(x[0]), float((x[1:] - x[0]).square().sum())
 
 
@@ -278,31 +298,6 @@ def test_restore_of_real_numbers() -> None:
     says(message(lambda: Discrete(256).restore(x.byte())), "uint8", "floating point")
 
 
-# ---------------------------------------------------------------- grids
-
-
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("name", NAMES)
-def test_grids(name: str, grid: Any) -> None:
-    """From exactly T to exactly ε; even in what they say they are even in."""
-    process = made(name)
-    model = gaussian(process)
-    for steps in (1, 2, 37):
-        times = grid_times(model, steps, grid)
-        assert times.shape == (steps + 1,)
-        assert bool((times.diff() < 0).all())
-        assert float(times[0]) == process.horizon
-        assert torch.equal(times[-1], model.truncation.time(process))
-    logsnr = process.transition(times).logsnr
-    known = torch.nn.functional.softplus(logsnr + 2 * math.log(SPREAD))
-    shares = [v.diff() / (v[-1] - v[0]) for v in (logsnr, known, times)]
-    if grid == "information":  # by a table of 256 nodes
-        assert float((0.2 * shares[0] + 0.8 * shares[1] - 1 / 37).abs().max()) <= 2e-4
-    else:
-        even = shares[0] if grid == "logsnr" else shares[2]
-        assert float((even - 1 / 37).abs().max()) <= 1e-10
-
-
 # ---------------------------------------------------------------- the ancestral step
 
 
@@ -322,12 +317,12 @@ def test_one_step_is_exact_for_a_single_point(name: str) -> None:
     times = torch.cat([times[times > 2 * early], torch.tensor([1.5, 1.49, 1.0], dtype=F64) * early])
     way = Way.of(model, times, (1,))
     L, r = way.kernel.cholesky, way.kernel.response
-    moves, eye = Ancestral().moves(way), torch.eye(K, dtype=F64)
+    table, eye = table_of(Ancestral(), way), torch.eye(K, dtype=F64)
     none, one = torch.zeros(1, K, dtype=F64), torch.zeros(K, K, dtype=F64)
     new = torch.cat([none, one, eye]).unsqueeze(-1)  # no noise, that of y_s, that of the step
     for i in range(len(times) - 1):
         y = (r[i] * x0 + torch.cat([none, L[i].mT, one])).unsqueeze(-1)
-        found = moves.step(i, y, way.look(i, y), new).squeeze(-1)
+        found = table.steps[i]([way.look(i, y)], new).squeeze(-1)
         white = torch.linalg.solve_triangular(L[i + 1], (found - r[i + 1] * x0).mT, upper=False)
         assert float(white[:, 0].abs().max()) <= 1e-10  # the mean
         columns = white[:, 1:] - white[:, :1]
@@ -338,7 +333,7 @@ def test_the_step_of_ho_et_al() -> None:
     """VPSDE: the posterior of DDPM (their equations 6 and 7), in ᾱ alone."""
     model = gaussian(made("vpsde"))
     way = way_of(model, Ancestral(50))
-    moves = Ancestral().moves(way)
+    data, noise, fresh = stacked(table_of(Ancestral(), way))
     bar = way.kernel.response[:, 0].square()  # ᾱ
     late, early = bar[:-1], bar[1:]
     alpha = late / early
@@ -346,12 +341,11 @@ def test_the_step_of_ho_et_al() -> None:
     of_x, of_y = early.sqrt() * beta / (1 - late), alpha.sqrt() * (1 - early) / (1 - late)
     variance = (1 - early) / (1 - late) * beta
     # ε̂ = (y − √ᾱ x̂)/√(1 − ᾱ)
-    gain = moves.noise[:, 0, 0] / (1 - late).sqrt()
-    assert moves.data is not None
+    gain = noise[:, 0, 0] / (1 - late).sqrt()
     for found, expected in [
         (gain, of_y),
-        (moves.data[:, 0] - gain * late.sqrt(), of_x),
-        (moves.fresh[:, 0, 0].square(), variance),
+        (data[:, 0] - gain * late.sqrt(), of_x),
+        (fresh[:, 0, 0].square(), variance),
     ]:
         assert float((found / expected - 1).abs().max()) <= 1e-9  # 1 − ᾱ cancels
 
@@ -386,11 +380,11 @@ def test_the_step_against_fifty_digits(name: str) -> None:
     pairs = [full[-2:], full[-40:-38], full[500:502], full[:2], full[[0, -1]], full[[700, 900]]]
     small = torch.tensor([1e-2, 0.99e-2, 1e-3, 0.9e-3], dtype=F64)
     for times in [*pairs, small[:2], small[1:3], small[2:]]:
-        moves = Ancestral().moves(Way.of(model, times, (1,)))
+        _, *found = stacked(table_of(Ancestral(), Way.of(model, times, (1,))))
         with mp.workdps(60):
             L, M, N = posterior(process, *times.tolist())
             inverse = mp.inverse(L)
-            noise, fresh = (mp.matrix(m[0].tolist()) for m in (moves.noise, moves.fresh))
+            noise, fresh = (mp.matrix(m[0].tolist()) for m in found)
             allowed = 1e-10 if times[0] <= 1e-2 else 1e-14
             assert _largest(inverse * (noise - M)) <= allowed
             assert _largest(inverse * (fresh * fresh.T - N * N.T) * inverse.T) <= allowed
@@ -410,12 +404,12 @@ def test_steps_that_the_kernel_itself_refuses(K: int) -> None:
         message(lambda: process.transition(way.times[:-1], "state", start=way.times[1:])),
         "has lost",
     )
-    moves = Ancestral().moves(way)
+    _, *found = stacked(table_of(Ancestral(), way))
     for i in (0, 300, 700, 999):
         with mp.workdps(120):
             L, M, N = posterior(process, *way.times[i : i + 2].tolist())
             inverse = mp.inverse(L)
-            noise, fresh = (mp.matrix(m[i].tolist()) for m in (moves.noise, moves.fresh))
+            noise, fresh = (mp.matrix(m[i].tolist()) for m in found)
             assert _largest(inverse * (noise - M)) <= 1e-13
             assert _largest(inverse * (fresh * fresh.T - N * N.T) * inverse.T) <= 1e-13
 
@@ -491,13 +485,13 @@ def test_euler_maruyama_is_the_formula() -> None:
     times = torch.tensor([0.5, 0.47], dtype=F64)
     way = Way.of(model, times, (3,))
     y, _ = process.transition(times[:1]).sample(data.sample(2))
-    moves = EulerMaruyama().moves(way)
+    table = table_of(EulerMaruyama(), way)
     s, h = times[:1], times[0] - times[1]
     G = process.noise_factor(s)
     xi = torch.randn(2, G.shape[-1], 3, dtype=F64)
     drift = process.drift(s) @ y - process.diffusion(s) @ model.score(y, float(s))
     expected = y - h * drift + h.sqrt() * G @ xi
-    found = moves.step(0, y, way.look(0, y), xi)
+    found = table.steps[0]([way.look(0, y)], xi)
     assert float((found - expected).abs().max()) <= 1e-12
 
 
@@ -807,8 +801,3 @@ def test_a_prior_that_is_not_reached() -> None:
     )
     elsewhere = LinearSDE(lambda s: -5 + 0 * s, lambda s: 10 + 0 * s, 4.0, name="elsewhere")
     says(message(lambda: sample(pixels_model(elsewhere), 2, STEPS, shape=(2,))), "'elsewhere'")
-
-
-def test_a_grid_that_does_not_fall() -> None:
-    model = pixels_model(made("vpsde")).with_truncation(FixedTime(1 - 1e-15))
-    says(message(lambda: grid_times(model, 100, "uniform")), "do not all go back", "fewer steps")

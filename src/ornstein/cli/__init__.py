@@ -18,6 +18,7 @@ import tyro
 from ornstein.cli import (
     evaluating,
     inspecting,
+    measuring,
     quickstart,
     reporting,
     sampling,
@@ -32,6 +33,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "train": (training.Train, training.HELP),
     "evaluate": (evaluating.Evaluate, evaluating.HELP),
     "sample": (sampling.Sample, sampling.HELP),
+    "quality": (measuring.Measure, measuring.HELP),
     "inspect": (inspecting.Inspect, inspecting.HELP),
     "report": (reporting.Report, reporting.HELP),
 }
@@ -45,7 +47,8 @@ examples:
   ornstein quickstart
   ornstein train --data mnist --data-folder data --process cld
   ornstein evaluate runs/mnist-channel-cld --process vpsde cld alda
-  ornstein sample runs/mnist-channel-cld
+  ornstein sample runs/mnist-channel-cld --solver exponential --steps 20
+  ornstein quality runs/mnist-channel-cld
   ornstein report runs/*
   ornstein inspect cld alda
   ornstein train --help"""

@@ -12,12 +12,14 @@ import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
 from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import processes
 from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
+from ornstein.ode import OdeEvaluation, evaluate_ode
 from ornstein.score import ScoreModel
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
@@ -32,6 +34,7 @@ examples:
   ornstein evaluate runs/digits-channel-vpsde --process vpsde cld alda malda
   ornstein evaluate runs/a runs/b --draws 16 --split test
   ornstein evaluate saved/model --data mnist --data-folder data --target-error 0.005
+  ornstein evaluate runs/digits-channel-cld --ode --ode-limit 100 --ode-draws 4
   torchrun --nproc-per-node 8 -m ornstein evaluate runs/cifar10-channel-vpsde"""
 
 Models = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL ...")]
@@ -63,6 +66,12 @@ class Evaluate:
     """Examples times draws at a time; the result does not depend on it."""
     seed: int = 0
     """Of times and noise."""
+    ode: bool = False
+    """Bits per dimension of the probability flow, too, by an ODE solver."""
+    ode_draws: int = 1
+    """Of the noise for the flow, weighed by importance."""
+    ode_limit: Annotated[int | None, NoHint] = None
+    """Only so many examples for the flow, from the first (default: those of the bound)."""
     data: Annotated[str | None, NoHint] = None
     """Other data than the model was trained on."""
     data_folder: Annotated[str | None, NoHint] = None
@@ -76,6 +85,11 @@ class Evaluate:
         device = device_of(self.device)
         if not self.models:
             raise ValueError("no model was named; expected the folder of a run or a saved model.")
+        if not self.ode and (self.ode_draws != 1 or self.ode_limit is not None):
+            raise ValueError(
+                "--ode-draws and --ode-limit are about the probability flow; add --ode, or leave "
+                "them out."
+            )
         rows: list[Row] = []
         with joined(device):
             for path in self.models:
@@ -110,24 +124,57 @@ class Evaluate:
                 quiet=True,
             )
             pair = pairing(rows[0], found) if rows else None
-            row = Row(title, found, folder / f"{stem}.json", pair)
+            ode = None
+            if self.ode:
+                about = data.name if source.other else ""
+                place = folder / self._stem(opened, model, name, about, flow=True)
+                ode = self._by_flow(model, x, title, place)
+            row = Row(title, found, folder / f"{stem}.json", pair, ode)
             more: dict[str, Any] = {"split": self.split, "which": self.which, "step": opened.step}
             more["data"] = data.describe()
             if pair is not None:
                 more["pair"] = pair
+            if ode is not None:
+                more["ode"] = {**ode.to_dict(), "difference": against(ode, found)}
             if processes()[0] == 0:
                 found.save(row.file, **more)
             rows.append(row)
         return rows
 
-    def _stem(self, opened: Opened, model: ScoreModel, name: str, data: str) -> str:
+    def _by_flow(self, model: ScoreModel, x: Tensor, title: str, folder: Path) -> OdeEvaluation:
+        """The same by the probability flow; says before what it costs."""
+        return evaluate_ode(
+            model,
+            x,
+            draws=self.ode_draws,
+            likelihood=self._likelihood(model),
+            limit=self._flow_limit(),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            folder=folder,
+            on_cost=lambda cost: print(f"{title}, probability flow: {cost.line}"),
+            quiet=True,
+        )
+
+    def _flow_limit(self) -> int | None:
+        """The flow is paired with the bound, so that it can't have more examples."""
+        limits = [limit for limit in (self.limit, self.ode_limit) if limit is not None]
+        return min(limits, default=None)
+
+    def _stem(
+        self, opened: Opened, model: ScoreModel, name: str, data: str, flow: bool = False
+    ) -> str:
         """The name of a result's files: what it is about."""
         own = model.process.name if name == "own" else Path(name).name
         parts = [data, self.split, own, "" if self.bound == "own" else self.bound]
         parts.append("" if opened.step is None else f"step{opened.step}")
         usual = {field.name: field.default for field in fields(self)}
-        for option in ("draws", "limit", "seed"):  # other numbers are another evaluation
-            value = getattr(self, option)
+        chosen = {"draws": self.draws, "limit": self.limit, "seed": self.seed}
+        if flow:
+            parts.append("ode")
+            chosen |= {"draws": self.ode_draws, "limit": self._flow_limit()}
+            usual["draws"] = usual["ode_draws"]
+        for option, value in chosen.items():  # other numbers are another evaluation
             parts.append("" if value == usual[option] else f"{option}{value}")
         parts.insert(0, opened.name if self.out is not None else "")
         return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts if part)
@@ -153,6 +200,14 @@ class Row:
     found: Evaluation
     file: Path
     pair: dict[str, Any] | None
+    ode: OdeEvaluation | None = None
+
+
+def against(ode: OdeEvaluation, found: Evaluation) -> dict[str, Any]:
+    """How the flow's figure differs from the bound's, on the same examples."""
+    difference, error = ode.difference(found)
+    known = None if math.isnan(error) else error
+    return {"difference": difference, "standard_error": known}
 
 
 def pairing(first: Row, other: Evaluation) -> dict[str, Any]:
@@ -164,6 +219,7 @@ def pairing(first: Row, other: Evaluation) -> dict[str, Any]:
 
 def table(rows: list[Row]) -> Table:
     """All results."""
+    flows = any(row.ode is not None for row in rows)
     shown = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -173,6 +229,7 @@ def table(rows: list[Row]) -> Table:
             "± standard error over examples and draws; draws: what more of them would remove\n"
             "prior: the part of bits/dim that no network can win back\n"
             "difference: to the first of its kind, on the same examples"
+            + ("\nby the flow: of the ODE; difference: to the bound above it" if flows else "")
         ),
         caption_justify="left",
     )
@@ -188,7 +245,17 @@ def table(rows: list[Row]) -> Table:
             f"{found.prior:.4f}",
             "" if pair is None else f"{pair['difference']:+.4f}{_error(pair['standard_error'])}",
         )
+        if row.ode is not None:
+            apart = against(row.ode, found)
+            shown.add_row(
+                "  by the flow",
+                f"{row.ode.bits_per_dim:.4f}{_error(row.ode.standard_error)}",
+                "—",
+                f"{row.ode.prior:.4f}",
+                f"{apart['difference']:+.4f}{_error(apart['standard_error'])}",
+            )
     kinds = dict.fromkeys(_kind(row.found) for row in rows)
+    kinds |= dict.fromkeys(_of_flow(row.ode) for row in rows if row.ode is not None)
     shown.title, shown.title_justify = "; ".join(kinds), "left"
     return shown
 
@@ -202,3 +269,9 @@ def _kind(found: Evaluation) -> str:
     """What a figure is about."""
     about = ", of a density" if found.density else ""
     return f"{found.bound} bound{about}, {found.examples} examples × {found.draws} draws"
+
+
+def _of_flow(ode: OdeEvaluation) -> str:
+    """What a figure of the flow is about."""
+    draws = f" × {ode.draws} draws" if ode.draws > 1 else ""
+    return f"flow: {ode.examples} examples{draws} × {ode.evaluations} network evaluations"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -15,18 +15,12 @@ from rich.console import Console
 from ornstein import viz
 from ornstein.cli.opening import under
 from ornstein.cli.reading import NoHint
+from ornstein.cli.solving import Solving, progress
 from ornstein.cli.words import of_time
 from ornstein.files import write_arrays
 from ornstein.ledger import processes
 from ornstein.likelihood import OfPixels
-from ornstein.sampling import (
-    Ancestral,
-    EulerMaruyama,
-    Exponential,
-    SamplingStep,
-    Solver,
-    sample,
-)
+from ornstein.sampling import sample
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Which, open_model
 
@@ -50,16 +44,8 @@ class Sample:
     """How many."""
     process: Annotated[str | None, NoHint] = None
     """Put a channel model under this process (default: its own)."""
-    solver: Literal["ancestral", "exponential", "euler"] = "ancestral"
-    """Exact Gaussian steps given x̂, steps that extrapolate x̂ (fewer will do), or Euler–Maruyama."""
-    steps: Annotated[int | None, NoHint] = None
-    """Of the solver (default: 100, exponential: 50, euler: 1000)."""
-    order: Annotated[Literal[1, 2, 3] | None, NoHint] = None
-    """Of the exponential solver (default: 2)."""
-    stochasticity: Annotated[float | None, NoHint] = None
-    """Of the exponential solver: 0 for the probability flow, 1 for the reverse SDE (default: 0)."""
-    grid: Annotated[Literal["information", "logsnr", "uniform"] | None, NoHint] = None
-    """How its times are spread (default: information, euler: logsnr)."""
+    solving: Solving = field(default_factory=Solving)
+    """How to go back."""
     seed: int = 0
     """Of all samples."""
     start: int = 0
@@ -85,14 +71,9 @@ class Sample:
             layout = getattr(model.network, "layout", None)
             images = levels is not None and (layout is None or len(layout.shape) == 3)
             self._check(out, images)
+            solver = self.solving.chosen()
             began = time.perf_counter()
-            solver = self._solver()
-            with console.status("sampling …") as status:
-
-                def told(step: SamplingStep) -> None:
-                    last = min(step.samples.stop, self.start + self.n) - self.start
-                    status.update(f"sampling … step {step.number}/{step.total} of {last}/{self.n}")
-
+            with progress(console, self.n, processes()[1]) as told:
                 found = sample(
                     model,
                     self.n,
@@ -112,25 +93,9 @@ class Sample:
         )
         console.print(f"wrote {out}", style="dim")
 
-    def _solver(self) -> Solver:
-        solvers = {"ancestral": Ancestral, "exponential": Exponential, "euler": EulerMaruyama}
-        solver: Solver = solvers[self.solver]()
-        steps = solver.steps if self.steps is None else self.steps
-        solver = replace(solver, steps=steps, grid=self.grid or solver.grid)
-        for name in ("order", "stochasticity"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(solver, Exponential):
-                raise ValueError(
-                    f"--{name} is for --solver exponential, not for {self.solver}; leave it out."
-                )
-            if value is not None:
-                solver = replace(solver, **{name: value})
-        return solver
-
     def _default(self, folder: Path, process: str) -> Path:
-        parts = [process.replace(" ", "-"), "" if self.solver == "ancestral" else self.solver]
-        parts.append("" if self.steps is None else f"steps{self.steps}")
-        for name in ("order", "stochasticity", "seed", "start"):
+        parts = [process.replace(" ", "-"), self.solving.title()]
+        for name in ("seed", "start"):
             value = getattr(self, name)
             parts.append(f"{name}{value}" if value else "")
         return folder / "samples" / ("-".join(part for part in parts if part) + ".png")

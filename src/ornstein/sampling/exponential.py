@@ -22,7 +22,7 @@ and 3 take one look a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -33,9 +33,7 @@ from torch import Tensor
 
 from ornstein.linalg import gauss_legendre, semidefinite_factor
 from ornstein.process import Process
-from ornstein.sampling.solvers import Solver
-from ornstein.sampling.way import Grid, Noise, Stop, Walk, Way
-from ornstein.transition import mix
+from ornstein.sampling.solvers import Route, Step, Table, TableSolver, rows
 
 NODES = 6  # Gauss points of a panel: errors of the 12th power of its length
 LENGTH = 0.5  # of a panel, measured by the size of what is integrated
@@ -44,13 +42,19 @@ LOOK = 33  # times at which that size is looked at, in each step
 
 
 @dataclass(frozen=True)
-class Exponential(Solver):
-    """Linear part exact, the estimate of x extrapolated; deterministic unless told otherwise."""
+class Exponential(TableSolver):
+    """Linear part exact, the model's estimate extrapolated; deterministic unless told otherwise.
+
+    order: 1 is DDIM (gDDIM for two variables); 2 and 3 extrapolate over as many looks.
+    extrapolate: "data" takes x̂, as DPM-Solver++ does, "noise" takes ε̂, as DEIS does. They agree
+        for the first order.
+    stochasticity: η as above: 0 is the probability flow, 1 the reverse equation.
+    """
 
     steps: int = 50
-    grid: Grid = "information"
     order: Literal[1, 2, 3] = 2
-    stochasticity: float = 0.0  # η: 0 is the probability flow, 1 the reverse equation
+    stochasticity: float = 0.0
+    extrapolate: Literal["data", "noise"] = "data"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,53 +63,75 @@ class Exponential(Solver):
         eta = self.stochasticity
         if not (isinstance(eta, (int, float)) and 0 <= eta < math.inf):
             raise ValueError(f"stochasticity={eta!r}; expected a number ≥ 0, such as 0 or 1.")
+        if self.extrapolate not in ("data", "noise"):
+            raise ValueError(f"extrapolate={self.extrapolate!r}; expected 'data' or 'noise'.")
+        if self.extrapolate == "noise" and eta > 0:
+            raise ValueError(
+                f"extrapolate='noise' with stochasticity={eta!r}; expected 0, since the noise of a "
+                "stochastic step is new. Use extrapolate='data'."
+            )
 
-    def prepare(self, way: Way) -> Walk:
-        turns = Turns.of(way, self.order, float(self.stochasticity))
-
-        def walk(y: Tensor, draw: Noise) -> Iterator[Stop]:
-            past: list[Tensor] = []  # estimates, the newest first
-            for i in range(len(turns.noise)):
-                seen, one = way.look(i, y), slice(i, i + 1)
-                y = mix(turns.noise[one], seen.noise)
-                y = mix(turns.data[one].unsqueeze(-1), seen.x.unsqueeze(1), y)
-                for j, before in enumerate(past):
-                    weight = turns.past[one, j].unsqueeze(-1)
-                    y = mix(weight, (before - seen.x).unsqueeze(1), y)
-                if turns.fresh is not None:
-                    new = draw("step", i + 1, turns.fresh.shape[-1])
-                    y = mix(turns.fresh[one], new, y)
-                past = [seen.x, *past][: self.order - 1]
-                yield Stop(y, seen.x)
-
-        return walk
+    def table(self, route: Route) -> Table:
+        kernel, eta = route.kernel, float(self.stochasticity)
+        late, early = route.grid[:-1], route.grid[1:]
+        L, r = kernel.cholesky[1:], kernel.response[1:]
+        nodes = _nodes(kernel.logsnr, self.order)
+        if self.extrapolate == "noise":
+            return _of_noise(route.process, late, early, L, r, nodes)
+        V, q = turned(route.process, late, early, eta, nodes)
+        past = (L @ q).unbind(-1)
+        data = rows(r - sum(past, start=torch.zeros_like(r)), *past)
+        fresh: Sequence[Tensor | None] = [None] * len(late)
+        if eta > 0:
+            fresh = (L @ semidefinite_factor(torch.eye(len(r.mT)).to(V) - V @ V.mT)).unbind(0)
+        return Table(tuple(map(Step, data, rows(L @ V), fresh)))
 
 
 @dataclass(frozen=True)
-class Turns:
-    """The matrices of all steps."""
+class Heun(TableSolver):
+    """The trapezoidal rule on the probability flow, y' = r'x̂ + R'η̂: two looks a step, order 2.
 
-    noise: Tensor  # (n, K, K) L_t V
-    data: Tensor  # (n, K) r_t
-    past: Tensor  # (n, order − 1, K) L_t q_j; zero where there is no such look yet
-    fresh: Tensor | None  # (n, K, K) L_t N
+    With R = L V as above and η̂ = V⁻¹ε̂ (the noise in a frame that turns with the flow), both x̂ and
+    η̂ would stand still for a single data point. The first look predicts by standing still, the
+    second one is averaged with it; for VESDE this is the sampler of Karras et al. (2022).
+    """
 
-    @staticmethod
-    def of(way: Way, order: int, eta: float) -> Turns:
-        """For the times of a way."""
-        late, early = way.times[:-1], way.times[1:]
-        factor = way.kernel.cholesky[1:]
-        V, q = turned(way.model.process, late, early, eta, _nodes(way.view.logsnr, order))
-        fresh = None
-        if eta > 0:
-            eye = torch.eye(V.shape[-1]).to(V)
-            fresh = factor @ semidefinite_factor(eye - V @ V.mT)
-        return Turns(
-            noise=factor @ V,
-            data=way.kernel.response[1:],
-            past=(factor @ q).mT,
-            fresh=fresh,
-        )
+    steps: int = 25
+
+    @property
+    def looks_per_step(self) -> int:
+        return 2
+
+    def looks(self, grid: Tensor) -> Tensor:
+        return torch.cat([grid[:1], grid[1:].repeat_interleave(2)])
+
+    def table(self, route: Route) -> Table:
+        late, early = route.grid[:-1], route.grid[1:]
+        L, r = route.kernel.cholesky[::2], route.kernel.response[::2]
+        V, _ = turned(route.process, late, early, 0.0, late.new_zeros(len(late), 1))
+        R, back = L[1:] @ V, V.mT  # V is orthogonal
+        predicted = map(Step, rows(r[1:]), rows(R), [None] * len(late))
+        # y_s + ½(r_t − r_s)(x̂_s + x̂_t) + ½(R_t − R_s)(ε̂_s + V⁻¹ε̂_t) with y_s = r_s x̂_s + L_s ε̂_s
+        data = rows((r[1:] - r[:-1]) / 2, (r[1:] + r[:-1]) / 2)
+        noise = rows((R - L[:-1]) @ back / 2, (R + L[:-1]) / 2)
+        corrected = map(Step, data, noise, [None] * len(late))
+        pairs = zip(predicted, corrected, strict=True)
+        return Table(tuple(step for pair in pairs for step in pair))
+
+
+def _of_noise(
+    process: Process, late: Tensor, early: Tensor, L: Tensor, r: Tensor, nodes: Tensor
+) -> Table:
+    """y_t = r_t x̂₀ + L_t [V ε̂₀ + Σ_j P_j (V_j ε̂_j − ε̂₀)], V_j from the look j to this one."""
+    V, P = turned_noise(process, late, early, nodes)
+    newest, past = L @ V, list[Tensor]()
+    frame = torch.eye(V.shape[-1]).to(V).expand_as(V)
+    for j in range(P.shape[1]):
+        # from one look further back: V of the step that led to this one, and of those before
+        frame = frame @ torch.cat([V.new_zeros(1 + j, *V.shape[1:]), V[: len(V) - 1 - j]])[: len(V)]
+        weight = L @ P[:, j]
+        newest, past = newest - weight, [*past, weight @ frame]
+    return Table(tuple(map(Step, rows(r), rows(newest, *past), [None] * len(late))))
 
 
 def _nodes(logsnr: Tensor, order: int) -> Tensor:
@@ -118,25 +144,65 @@ def _nodes(logsnr: Tensor, order: int) -> Tensor:
     return torch.stack(columns, 1)
 
 
+def turned_noise(
+    process: Process, late: Tensor, early: Tensor, nodes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """V and P_j of every step: (n, K, K), (n, order − 1, K, K).
+
+    With ε̂ in place of x̂ the flow is z' = (K − ½W) z + ½W V η̂, and V, P₁, … solve one equation.
+    """
+    n, K, extra = len(late), process.n_vars, nodes.shape[1] - 1
+    start = torch.cat([torch.eye(K), torch.zeros(extra * K, K)]).to(late).expand(n, -1, -1)
+
+    def field(places: Tensor) -> tuple[Tensor, Tensor]:
+        turn, W, _, logsnr = _field(process, places)
+        shares = _lagrange(logsnr, nodes).unbind(-1)
+        zero = torch.zeros_like(W)
+        lines = [torch.cat([turn, *[zero] * extra], -1)]
+        for j, share in enumerate(shares):
+            own = [turn - W / 2 if i == j else zero for i in range(extra)]
+            lines.append(torch.cat([share[..., None, None] * W / 2, *own], -1))
+        wide = torch.cat(lines, -2)
+        return wide, wide.new_zeros(*wide.shape[:-1], K)
+
+    found = _solved(process, late, early, 1.0, start, field)
+    return found[:, :K], found[:, K:].unflatten(1, (extra, K))
+
+
 def turned(
     process: Process, late: Tensor, early: Tensor, eta: float, nodes: Tensor
 ) -> tuple[Tensor, Tensor]:
     """V and q of every step, by collocation: (n, K, K), (n, K, order − 1)."""
-    rule = _rule(late.device)
-    low, high = early.log(), late.log()
-    panels = _panels(process, low, high, eta)
     n, K, extra = len(late), process.n_vars, nodes.shape[1] - 1
-    answer = torch.cat(
-        [torch.eye(K).to(late).expand(n, K, K), late.new_zeros(n, K, extra)], -1
-    )  # V | q
-    width = (high - low) / panels
+    start = torch.cat([torch.eye(K), torch.zeros(K, extra)], -1).to(late).expand(n, -1, -1)  # V | q
+
+    def field(places: Tensor) -> tuple[Tensor, Tensor]:
+        turn, W, pull, logsnr = _field(process, places)
+        push = -(1 + eta**2) / 2 * pull.unsqueeze(-1) * _lagrange(logsnr, nodes).unsqueeze(-2)
+        return turn + eta**2 / 2 * W, torch.cat([torch.zeros_like(W), push], -1)
+
+    found = _solved(process, late, early, eta, start, field)
+    return found[..., :K], found[..., K:]
+
+
+Field = Callable[[Tensor], tuple[Tensor, Tensor]]  # log s (n, p) -> F (n, p, N, N), b (n, p, N, M)
+
+
+def _solved(
+    process: Process, late: Tensor, early: Tensor, eta: float, start: Tensor, field: Field
+) -> Tensor:
+    """Y at the end of every step, where dY/dlog s = F Y + b: (n, N, M)."""
+    rule, low, high = _rule(late.device), early.log(), late.log()
+    panels = _panels(process, low.detach(), high.detach(), eta)
+    width, number = (high - low) / panels, torch.arange(panels).to(low)
+    first = high.unsqueeze(-1) - width.unsqueeze(-1) * number
+    places = first.unsqueeze(-1) - width[:, None, None] * rule.nodes  # (n, P, p), going back
+    F, b = (part.unflatten(1, (panels, -1)) for part in field(places.flatten(1)))
+    moved, pushed = _collocated(F, b, width[:, None, None, None, None], rule)
+    answer = start
     for panel in range(panels):
-        start = high - panel * width
-        places = start.unsqueeze(-1) - width.unsqueeze(-1) * rule.nodes  # (n, p), going back
-        field, push, logsnr = _field(process, places, eta)
-        bent = push.unsqueeze(-1) * _lagrange(logsnr, nodes).unsqueeze(-2)  # (n, p, K, extra)
-        answer = _collocated(answer, field, bent, width, rule)
-    return answer[..., :K], answer[..., K:]
+        answer = moved[:, panel] @ answer + pushed[:, panel]
+    return answer
 
 
 @dataclass(frozen=True)
@@ -157,34 +223,29 @@ def _rule(device: torch.device) -> Rule:
     return Rule(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
 
 
-def _collocated(answer: Tensor, field: Tensor, bent: Tensor, width: Tensor, rule: Rule) -> Tensor:
-    """One panel of Y' = −(F Y + [0 | b]) over a place in [0, 1], times its width: (n, K, K + e)."""
-    n, p, K, _ = field.shape
-    force = torch.cat([bent.new_zeros(n, p, K, K), bent], -1)
-    start = answer.unsqueeze(1)
+def _collocated(F: Tensor, b: Tensor, width: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Panels of Y' = −w(F Y + b) over a place in [0, 1] as Y ↦ M Y + c: (…, N, N), (…, N, M)."""
+    *batch, p, N, _ = F.shape
     # slopes k_i = −w (F_i (Y + Σ_j inner_ij k_j) + b_i)
-    h = width[:, None, None, None]
-    right = -h * (field @ start + force)
-    matrix = torch.einsum("ij,niab->niajb", rule.inner, field) * width[:, None, None, None, None]
-    eye = torch.eye(p * K).to(matrix)
-    system = eye + matrix.reshape(n, p * K, p * K)
-    slopes = torch.linalg.solve(system, right.reshape(n, p * K, -1)).reshape(n, p, K, -1)
-    return answer + torch.einsum("i,nikc->nkc", rule.weights, slopes)
+    right = -width * torch.cat([F, b], -1)
+    matrix = torch.einsum("ij,...iab->...iajb", rule.inner, width * F)
+    system = torch.eye(p * N).to(matrix) + matrix.reshape(*batch, p * N, p * N)
+    slopes = torch.linalg.solve(system, right.reshape(*batch, p * N, -1))
+    gained = torch.einsum("i,...ikc->...kc", rule.weights, slopes.reshape(*batch, p, N, -1))
+    return torch.eye(N).to(gained) + gained[..., :N], gained[..., N:]
 
 
-def _field(process: Process, places: Tensor, eta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """At places log s: s(K + ½η²W), (…, K, K); −½(1 + η²) s W a, (…, K); and log SNR, (…)."""
+def _field(process: Process, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """At places log s: sK and sW, (…, K, K); sWa, (…, K); and log SNR, (…)."""
     s = places.exp().clamp(max=process.horizon)
     kernel = process.transition(s)
     L, A = kernel.cholesky, process.drift(s)
     inside = torch.linalg.solve_triangular(L, A @ L, upper=False)
     G = torch.linalg.solve_triangular(L, process.noise_factor(s), upper=False)
-    W = G @ G.mT
+    W, scale = G @ G.mT, s[..., None, None]
     upper = (inside + W / 2).triu(1)
-    scale = s[..., None, None]
-    field = scale * (upper - upper.mT + eta**2 / 2 * W)
     pull = (W @ kernel.signal.unsqueeze(-1)).squeeze(-1)
-    return field, -(1 + eta**2) / 2 * scale[..., 0] * pull, kernel.logsnr
+    return scale * (upper - upper.mT), scale * W, s.unsqueeze(-1) * pull, kernel.logsnr
 
 
 def _lagrange(at: Tensor, nodes: Tensor) -> Tensor:
@@ -199,8 +260,9 @@ def _lagrange(at: Tensor, nodes: Tensor) -> Tensor:
         value = torch.ones_like(at)
         for k in range(nodes.shape[1]):
             if k != j:
-                ratio = (at - safe[:, None, k]) / (safe[:, None, j] - safe[:, None, k])
-                value = torch.where(known[:, None, k], value * ratio, value)
+                both = (known[:, j] & known[:, k]).unsqueeze(-1)
+                gap = torch.where(both, safe[:, None, j] - safe[:, None, k], 1.0)
+                value = torch.where(both, value * (at - safe[:, None, k]) / gap, value)
         parts.append(torch.where(known[:, None, j], value, 0.0))
     return torch.stack(parts, -1) if parts else at.new_zeros(*at.shape, 0)
 
@@ -208,8 +270,9 @@ def _lagrange(at: Tensor, nodes: Tensor) -> Tensor:
 def _panels(process: Process, low: Tensor, high: Tensor, eta: float) -> int:
     """How many panels the longest step needs."""
     part = torch.linspace(0, 1, LOOK, dtype=torch.float64, device=low.device)
-    field, _, _ = _field(process, low[:, None] + (high - low)[:, None] * part, eta)
-    size = torch.linalg.matrix_norm(field).mean(-1) * (high - low)
+    with torch.no_grad():
+        turn, W, _, _ = _field(process, low[:, None] + (high - low)[:, None] * part)
+    size = torch.linalg.matrix_norm(turn + eta**2 / 2 * W).mean(-1) * (high - low)
     wanted = max(size.max().item(), (high - low).max().item() / 2) / LENGTH
     if not wanted <= MOST_PANELS:
         raise ValueError(

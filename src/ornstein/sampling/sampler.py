@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 from ornstein.diagnostics import prior_gap
 from ornstein.draws import Counted
 from ornstein.ledger import agree, any_failed, processes
-from ornstein.sampling.solvers import Ancestral, Solver
-from ornstein.sampling.way import Walk, Way, grid_times, whole
+from ornstein.sampling.grids import whole
+from ornstein.sampling.solvers import Solver
+from ornstein.sampling.stochastic import Ancestral
+from ornstein.sampling.way import Walk, Way
 from ornstein.score import ScoreModel
 from ornstein.transition import mix
 
@@ -48,13 +51,14 @@ def sample(
 ) -> Tensor:
     """n samples as data: (n, *shape), pixels for a likelihood of pixels.
 
-    solver: Ancestral() by default; the network is called solver.steps + 1 times.
+    solver: Ancestral() by default; the network is asked solver.evaluations times.
     seed, start: the samples have the numbers start … start + n − 1, and sample i is a function of
         (seed, i): not of the batch size, nor of how many processes share the work. Under
         torch.distributed each of them makes a part, and all of them get the whole.
     shape: of one example; needed where the network does not say (`network.layout.shape`).
     device: where the samples are put, by default the model's.
-    callback: is called after each step of each batch.
+    batch_size: at a time; halved where the device has not enough memory for it.
+    callback: is called after each look at the model, for each batch.
     raw: the numbers that diffuse, not turned back into data.
     """
     solver = Ancestral() if solver is None else solver
@@ -75,13 +79,10 @@ def sample(
     failed = True
     try:
         with torch.no_grad():
-            way = Way.of(model, grid_times(model, solver.steps, solver.grid), sizes)
+            grid = solver.times(model, sizes)
+            way = Way.of(model, grid, sizes, solver.looks(grid))
             job = _Job(way, solver.prepare(way), _prior(model), seed, callback, raw)
-            parts = [
-                job.samples(mine[first : first + batch_size])
-                for first in range(0, len(mine), batch_size)
-            ]
-            own = torch.cat([job.empty(), *parts])
+            own = torch.cat([job.empty(), *job.batches(mine, batch_size)])
         failed = False
     finally:
         for module, training in was_training.items():
@@ -102,6 +103,24 @@ class _Job:
     seed: int
     callback: Callable[[SamplingStep], None] | None
     raw: bool
+
+    def batches(self, numbers: range, size: int) -> Iterator[Tensor]:
+        """All of them; a batch too large for the device's memory is tried again by halves."""
+        while numbers:
+            try:
+                found = self.samples(numbers[:size])
+            except torch.OutOfMemoryError as error:
+                size = min(size, len(numbers)) // 2
+                if size == 0:
+                    raise
+                warnings.warn(
+                    f"not enough memory ({str(error).splitlines()[0]}); going on with {size} "
+                    "samples at a time",
+                    stacklevel=3,
+                )
+                continue
+            numbers = numbers[size:]
+            yield found
 
     def samples(self, numbers: range) -> Tensor:
         """One batch, as data."""

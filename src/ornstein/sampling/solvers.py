@@ -1,50 +1,76 @@
-"""Solvers: from the prior to data, along the reverse of the process.
+"""What a solver is: a grid of times, and a table of what is done between them.
 
-A solver goes from T down to ε on a grid of times. At every one of them the model is asked for
-x̂ = E[x | y_s], and ε̂ = L_s⁻¹(y_s − r_s x̂) is what is then left as noise. From s to an earlier t
+At a time s the model is asked for x̂ = E[x | y_s], and ε̂ = L_s⁻¹(y_s − r_s x̂) is what is then left
+as noise; the state is r_s x̂ + L_s ε̂ again. So every solver that is linear between two looks is a
+table: the state at the next look is a fixed combination of what was seen at this one and before,
 
-    Ancestral       y_t = r_t x̂ + M ε̂ + N ξ, the Gaussian q(y_t | y_s, x) with x̂ in place of x:
-                    the step of Ho et al. (2020) for any number of variables. Given x, (y_s, y_t)
-                    is r x plus the left matrix times noise, and an orthogonal reduction gives
+    y_next = Σ_j (data_j x̂_j + noise_j ε̂_j) + fresh ξ,      j = 0 the newest, ξ new noise,
 
-                        [ L_{s|t}  Φ L_t ]   [ L_s  0 ]
-                        [    0      L_t  ] = [  M   N ] · (orthonormal rows);
-
-                    exact for a single data point, whatever the step
-    EulerMaruyama   y_t = y_s − h (A y_s − GGᵀ score) + √h G ξ,  score = −L_s⁻ᵀ ε̂,  h = s − t
-
-and ξ is new noise. The sample is x̂ at ε, as data. Every sample has its own noise, a function of
-the seed and of its number. The state is float64, since whitening it cancels; the network gets its
-own type.
+and the sample is x̂ at the last look, at ε, which is the mean of the data there. A table depends on
+the process and the grid alone. On Gaussian data x̂ is linear too, and the law of the samples a
+closed form (`surrogate`). The state is float64, since whitening it cancels; the network gets its
+own type. Every sample has its own noise, a function of the seed and of its number.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ornstein.linalg import orthogonal_reduction
-from ornstein.process import TOLERANCE
-from ornstein.sampling.way import GRIDS, Grid, Noise, Seen, Stop, Walk, Way, whole
-from ornstein.transition import mix
+from ornstein.process import Process
+from ornstein.sampling.grids import Grid, as_grid, grid_times, whole
+from ornstein.sampling.way import Noise, Seen, Stop, Walk, Way
+from ornstein.score import ScoreModel
+from ornstein.transition import Transition, mix
 
 
 @dataclass(frozen=True)
 class Solver(ABC):
-    """How to go back: on which times, and what is done between them."""
+    """How to go back: on which times, and what is done between them.
+
+    grid: a rule's name, or the times themselves, which then say how many steps there are.
+    """
 
     steps: int = 100
     grid: Grid = "information"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "grid", as_grid(self.grid))
+        if isinstance(self.grid, tuple):
+            object.__setattr__(self, "steps", len(self.grid) - 1)
         whole(self.steps, "steps", 1)
-        if self.grid not in GRIDS:
-            raise ValueError(f"grid={self.grid!r}; expected one of {', '.join(GRIDS)}.")
+
+    @property
+    def evaluations(self) -> int | None:
+        """How often the network is asked for a sample; None where that is not known before."""
+        return self.looks_per_step * self.steps + 1
+
+    @property
+    def looks_per_step(self) -> int:
+        """Each of them is a network evaluation; one more gives the sample."""
+        return 1
+
+    def within(self, evaluations: int) -> Solver:
+        """The same solver with as many steps as so many network evaluations allow."""
+        whole(evaluations, "evaluations", 1 + self.looks_per_step)
+        if isinstance(self.grid, tuple):
+            raise ValueError(
+                f"the grid is given as {len(self.grid)} times; expected a rule such as "
+                "'information', which can make any number of steps."
+            )
+        return replace(self, steps=(evaluations - 1) // self.looks_per_step)
+
+    def times(self, model: ScoreModel, shape: Sequence[int]) -> Tensor:
+        """The grid for a model: (n + 1,) float64, falling."""
+        return grid_times(model, self.steps, self.grid)
+
+    def looks(self, grid: Tensor) -> Tensor:
+        """When the model is asked, the last time included: (m + 1,)."""
+        return grid
 
     @abstractmethod
     def prepare(self, way: Way) -> Walk:
@@ -52,89 +78,84 @@ class Solver(ABC):
 
 
 @dataclass(frozen=True)
-class Moves:
-    """The steps of a linear solver: y_t = state·y_s + data·x̂ + noise·ε̂ + fresh·ξ."""
+class Route:
+    """What the table of a solver is made from."""
 
-    state: Tensor | None  # (n, K, K)
-    data: Tensor | None  # (n, K)
-    noise: Tensor  # (n, K, K)
-    fresh: Tensor  # (n, K, R)
-
-    def step(self, i: int, y: Tensor, seen: Seen, new: Tensor) -> Tensor:
-        """From time i to the next one: (B, K, d)."""
-        one = slice(i, i + 1)
-        onto = mix(self.noise[one], seen.noise)
-        if self.data is not None:
-            onto = mix(self.data[one].unsqueeze(-1), seen.x.unsqueeze(1), onto)
-        if self.state is not None:
-            onto = mix(self.state[one], y, onto)
-        return mix(self.fresh[one], new, onto)
+    process: Process
+    grid: Tensor  # (n + 1,)
+    times: Tensor  # (m + 1,) of the looks
+    kernel: Transition  # given x, at these times
+    scale: float  # root mean square of the data
 
 
-class LinearSolver(Solver):
-    """One look at the model in each step, and a step that is linear in what was seen."""
+@dataclass(frozen=True)
+class Step:
+    """From one look to the next, the newest look first: weights of the last few."""
+
+    data: Tensor  # (W, K)
+    noise: Tensor  # (V, K, K)
+    fresh: Tensor | None  # (K, R)
+
+    def __call__(self, seen: Sequence[Seen], new: Tensor | None) -> Tensor:
+        """The next state: (B, K, d)."""
+        y = mix(self.noise[:1], seen[0].noise)
+        for weight, look in zip(self.noise[1:], seen[1:], strict=False):
+            y = mix(weight.unsqueeze(0), look.noise, y)
+        for weight, look in zip(self.data, seen, strict=False):
+            y = mix(weight[None, :, None], look.x.unsqueeze(1), y)
+        if self.fresh is not None and new is not None:
+            y = mix(self.fresh.unsqueeze(0), new, y)
+        return y
+
+
+@dataclass(frozen=True)
+class Start:
+    """From y_T to the first look, where that is later: y = state·y_T + fresh·ξ."""
+
+    state: Tensor  # (K, K)
+    fresh: Tensor  # (K, R)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All steps of a solver."""
+
+    steps: tuple[Step, ...]
+    start: Start | None = None
+
+    @property
+    def window(self) -> int:
+        """How many looks a step remembers."""
+        return max(max(len(step.data), len(step.noise)) for step in self.steps)
+
+
+class TableSolver(Solver):
+    """One look at the model, then a step that is linear in what was seen; and so on."""
 
     @abstractmethod
-    def moves(self, way: Way) -> Moves:
-        """The matrices of all steps."""
+    def table(self, route: Route) -> Table:
+        """The matrices of all steps, differentiable in the process and the grid."""
 
     def prepare(self, way: Way) -> Walk:
-        moves = self.moves(way)
+        moments = way.model.moments
+        scale = (moments.mean.square() + moments.std.square()).mean().sqrt().item()
+        table = self.table(Route(way.model.process, way.grid, way.times, way.kernel, scale))
+        window = table.window
 
         def walk(y: Tensor, draw: Noise) -> Iterator[Stop]:
-            for i in range(len(moves.noise)):
-                seen = way.look(i, y)
-                y = moves.step(i, y, seen, draw("step", i + 1, moves.fresh.shape[-1]))
-                yield Stop(y, seen.x)
+            if (start := table.start) is not None:
+                first = draw("start", 0, start.fresh.shape[-1])
+                y = mix(start.fresh.unsqueeze(0), first, mix(start.state.unsqueeze(0), y))
+            past: list[Seen] = []
+            for i, step in enumerate(table.steps):
+                past = [way.look(i, y), *past][:window]
+                new = None if step.fresh is None else draw("step", i + 1, step.fresh.shape[-1])
+                y = step(past, new)
+                yield Stop(y, past[0].x)
 
         return walk
 
 
-@dataclass(frozen=True)
-class Ancestral(LinearSolver):
-    """The Gaussian posterior of the earlier state, given this one and x̂."""
-
-    def moves(self, way: Way) -> Moves:
-        process, known, own = way.model.process, way.kernel.cholesky[:-1], way.kernel.cholesky[1:]
-        K = process.n_vars
-        # not by process.transition: it would refuse short steps of processes in which noise takes
-        # a long way to the data, for digits of L_{s|t} that are nothing next to L_s
-        between = process.between(way.times[1:], way.times[:-1])
-        upper = torch.cat([between.cholesky, between.propagator @ own], -1)
-        lower = torch.cat([torch.zeros_like(own), own], -1)
-        factor, _, _ = orthogonal_reduction(torch.cat([upper, lower], -2), with_rows=False)
-        found = torch.linalg.solve_triangular(known, factor[:, :K, :K], upper=False)
-        off = (found - torch.eye(K).to(found)).abs().amax((-2, -1))
-        if not bool((off <= TOLERANCE).all()):  # what counts, and what makes the law of y_t right
-            which = int(off.nan_to_num(math.inf).argmax())
-            raise ValueError(
-                f"the step of {process.name!r} from s = {way.times[which].item():.6g} has lost its "
-                f"digits: L_s is off by {off[which].item():.1e}, expected at most {TOLERANCE:g}. "
-                "Truncate the model later (model.with_truncation)."
-            )
-        M, N = factor[:, K:, :K], factor[:, K:, K:]
-        return Moves(state=None, data=way.kernel.response[1:], noise=M, fresh=N)
-
-
-@dataclass(frozen=True)
-class EulerMaruyama(LinearSolver):
-    """The plain step of the reverse equation: for comparison, and for very many steps.
-
-    By default even in log SNR: where the noise is large, its steps must be short to be stable.
-    """
-
-    steps: int = 1000
-    grid: Grid = "logsnr"
-
-    def moves(self, way: Way) -> Moves:
-        process, late = way.model.process, way.times[:-1]
-        h = (late - way.times[1:])[:, None, None]
-        drift, noise = process.drift(late), process.diffusion(late)
-        factor = way.kernel.cholesky[:-1].mT
-        pull = torch.linalg.solve_triangular(factor, noise, upper=True, left=False)  # GGᵀ L⁻ᵀ
-        return Moves(
-            state=torch.eye(process.n_vars).to(drift) - h * drift,
-            data=None,
-            noise=-h * pull,
-            fresh=h.sqrt() * process.noise_factor(late),
-        )
+def rows(*parts: Tensor) -> tuple[Tensor, ...]:
+    """(n, K, …) each: n times a stack of one per look, newest first: (W, K, …)."""
+    return torch.stack(parts, 1).unbind(0)

@@ -1,0 +1,140 @@
+"""Options of a solver, as `sample`, `quality` and `compare` take them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ornstein.cli.reading import NoHint
+from ornstein.sampling import (
+    Ancestral,
+    EulerMaruyama,
+    Exponential,
+    Heun,
+    PredictorCorrector,
+    ProbabilityFlow,
+    SamplingStep,
+    Solver,
+    Splitting,
+)
+from ornstein.sampling.grids import Rule
+
+Name = Literal["ancestral", "exponential", "heun", "flow", "splitting", "corrector", "euler"]
+
+SOLVERS: dict[str, type[Solver]] = {
+    "ancestral": Ancestral,
+    "exponential": Exponential,
+    "heun": Heun,
+    "flow": ProbabilityFlow,
+    "splitting": Splitting,
+    "corrector": PredictorCorrector,
+    "euler": EulerMaruyama,
+}
+
+# options that only some solvers have, and what they are called there
+OWN = ("order", "stochasticity", "extrapolate", "method", "rtol", "reference", "corrections")
+
+
+@dataclass(frozen=True)
+class Solving:
+    """How to go back."""
+
+    solver: Name = "ancestral"
+    """Exact Gaussian steps given x̂; steps that extrapolate x̂, of which fewer will do; Heun's rule;
+    the probability flow by torchdiffeq; CLD's splitting; ancestral with Langevin corrections; or
+    Euler–Maruyama."""
+    steps: Annotated[int | None, NoHint] = None
+    """Of the solver (default: its own, flow: adaptive)."""
+    grid: Annotated[Rule | None, NoHint] = None
+    """How its times are spread (default: information, euler and splitting: logsnr)."""
+    order: Annotated[Literal[1, 2, 3] | None, NoHint] = None
+    """Exponential: how many looks it extrapolates over (default: 2)."""
+    stochasticity: Annotated[float | None, NoHint] = None
+    """Exponential: 0 for the probability flow, 1 for the reverse SDE (default: 0)."""
+    extrapolate: Annotated[Literal["data", "noise"] | None, NoHint] = None
+    """Exponential: what is extrapolated (default: data)."""
+    method: Annotated[str | None, NoHint] = None
+    """Flow: of torchdiffeq (default: dopri5)."""
+    rtol: Annotated[float | None, NoHint] = None
+    """Flow: tolerance of its adaptive steps."""
+    reference: Annotated[Literal["data", "prior"] | None, NoHint] = None
+    """Splitting: the law that is solved exactly (default: data)."""
+    corrections: Annotated[int | None, NoHint] = None
+    """Corrector: Langevin steps after each step (default: 1)."""
+
+    def chosen(self) -> Solver:
+        """The solver that these options describe."""
+        solver = SOLVERS[self.solver]()
+        has = {field.name for field in fields(solver)}
+        given = {name: getattr(self, name) for name in ("steps", "grid", *OWN)}
+        for name, value in given.items():
+            if value is None:
+                continue
+            if name not in has:
+                owners = [key for key, kind in SOLVERS.items() if name in _names(kind)]
+                raise ValueError(
+                    f"--{name} is for --solver {' or '.join(owners)}, not for {self.solver}; "
+                    "leave it out."
+                )
+            solver = replace(solver, **{name: value})
+        return solver
+
+    def title(self) -> str:
+        """For file names: what was not left at its default."""
+        parts: list[str] = ["" if self.solver == "ancestral" else self.solver]
+        for name in ("steps", "grid", *OWN):
+            value = getattr(self, name)
+            parts.append("" if value is None else f"{name}{value}")
+        return "-".join(part for part in parts if part)
+
+
+def _names(kind: type[Solver]) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+@contextlib.contextmanager
+def progress(
+    console: Console, n: int, world: int = 1, title: str = "sampling"
+) -> Iterator[Callable[[SamplingStep], None]]:
+    """A bar on a terminal while samples are made; elsewhere nothing. Gives the callback."""
+    with Progress(
+        TextColumn(title),
+        BarColumn(bar_width=30),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        own = -(-n // world)  # what the first process makes
+        task = bar.add_task("starting …", total=own)
+        first: list[int] = []
+
+        def told(step: SamplingStep) -> None:
+            first[:] = first or [step.samples.start]
+            done, size = step.samples.start - first[0], len(step.samples)
+            text = f"{min(done + size, own):,} of {own:,}, look {step.number} of {step.total}"
+            bar.update(task, completed=done + size * step.number / step.total, description=text)
+
+        yield told
+
+
+#: solvers by the names that `compare` knows them by; their steps follow from the evaluations
+VARIANTS: dict[str, Solver] = {
+    "ancestral": Ancestral(),
+    "exponential-1": Exponential(order=1),
+    "exponential-2": Exponential(order=2),
+    "exponential-3": Exponential(order=3),
+    "exponential-noise-2": Exponential(order=2, extrapolate="noise"),
+    "sde-2": Exponential(order=2, stochasticity=1.0),
+    "heun": Heun(),
+    "rk4": ProbabilityFlow(steps=1, method="rk4"),
+    "splitting": Splitting(),
+    "corrector": PredictorCorrector(),
+    "euler": EulerMaruyama(),
+}

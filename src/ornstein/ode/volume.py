@@ -1,0 +1,185 @@
+"""The flow from data to noise, with the volume that it gains or loses on the way.
+
+In the coordinates u of `sampling.frames` the flow is du/dlog s = push ρ(u), ρ = x̂ − x̂_G, and
+
+    log p_ε(u_ε) = log p_T(u_T) + ∫ ∇·(push ρ) dlog s,      ∇·(push ρ) = Σ_k push_k tr ∂ρ/∂u_k:
+
+only what the model knows beyond the Gaussian answer has a divergence. The trace over the d
+coordinates of the data is exact, one backward pass for each of them, or Hutchinson's estimate
+ηᵀ(Σ_k push_k ∂ρ/∂u_k)η with signs η that stay the same along the way, one pass for each η; d signs
+are enough for all K variables. The way itself does not depend on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ornstein.draws import Counted
+from ornstein.sampling.flow import (
+    EMBEDDED,
+    PILOT,
+    STAGES,
+    Field,
+    Method,
+    check_finite,
+    check_method,
+    chosen_steps,
+    stages,
+    stepped,
+    worst,
+)
+from ornstein.sampling.frames import Frames
+from ornstein.score import ScoreModel
+
+Trace = Literal["auto", "exact", "hutchinson"]
+EXACT_UP_TO = 32  # coordinates of the data for which "auto" takes the exact trace
+
+Flowing = tuple[Tensor, Tensor]  # states (B, K, d), and nats per coordinate gained so far (B, P)
+
+
+@dataclass(frozen=True)
+class Path:
+    """The steps of the flow from ε to T, the same for all examples."""
+
+    times: Tensor  # (n + 1,) float64, rising
+    method: Method
+
+    @property
+    def evaluations(self) -> int:
+        """Looks at the model, each with its backward passes."""
+        stages = STAGES.get(self.method) or EMBEDDED[self.method]
+        return stages * (len(self.times) - 1) + (self.method in EMBEDDED)
+
+
+class Volume(Field):
+    """The flow's field, and its divergence per coordinate of the data."""
+
+    def __init__(self, frames: Frames, probes: Tensor | None) -> None:
+        """probes: signs (B, P, d); None for the exact trace, P = 1."""
+        super().__init__(frames)
+        self.probes = probes
+
+    def look(self, place: float, u: Flowing) -> tuple[Tensor, Flowing]:
+        frame, state = self.frames.at(place), u[0]
+        with torch.enable_grad():
+            at = state.detach().requires_grad_()
+            x = self.frames.estimate(at, frame)
+            check_finite(x, place)
+            beyond = self.frames.beyond(x, at, frame)
+        slopes = [
+            (((frame.push.unsqueeze(-1) * back).sum(1)) * probe).sum(1)
+            for probe, back in self._pulled(beyond, at)
+        ]
+        if self.probes is None:
+            slopes = [torch.stack(slopes).sum(0)]
+        slope = torch.stack(slopes, 1) / self.frames.dims
+        velocity = frame.push.unsqueeze(-1) * beyond.detach().unsqueeze(1)
+        return x.detach(), (velocity, slope)
+
+    def _pulled(self, value: Tensor, at: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every probe η, (B, d), and ηᵀ∂ρ/∂u, (B, K, d)."""
+        if self.probes is None:
+            basis = torch.eye(self.frames.dims).to(value)
+            probes = [row.expand_as(value) for row in basis]
+        else:
+            probes = list(self.probes.unbind(1))
+        for i, probe in enumerate(probes):
+            more = i + 1 < len(probes)
+            yield probe, torch.autograd.grad(value, at, probe, retain_graph=more)[0]
+
+    def along(self, u: Tensor, path: Path) -> Flowing:
+        """u_T and what log p has gained per coordinate, from u_ε: (B, K, d), (B, P)."""
+        count = 1 if self.probes is None else self.probes.shape[1]
+        places = path.times.log().tolist()
+        self.frames.learn([*stages(path.method, places), *places])
+        flowing = (u, u.new_zeros(len(u), count))
+        for start, end in pairwise(places):
+            flowing = stepped(self, flowing, start, end, path.method)
+        return flowing
+
+
+def worst_of_both(error: Flowing) -> Tensor:
+    """The norm that steps are chosen by: of the worst example, of the state or of log p."""
+    return torch.maximum(worst(error[0]), error[1].abs().max())
+
+
+def find_path(
+    frames: Frames,
+    x: Tensor,
+    exact: bool,
+    probes: int,
+    method: Method,
+    rtol: float,
+    atol: float,
+) -> Path:
+    """Choose the steps on a few examples, (B, d) numbers that diffuse, with draws of their own."""
+    check_method(method, rtol, atol)
+    if method not in EMBEDDED:
+        raise ValueError(
+            f"method={method!r} does not estimate its error; expected one of "
+            f"{', '.join(EMBEDDED)}, which can choose their steps."
+        )
+    x = x[:PILOT]
+    random = Counted(0, torch.arange(len(x), device=x.device))
+    noise = random.normal("pilot", (frames.process.n_vars, frames.dims), torch.float64)
+    signs = None if exact else random.signs("pilot, probe", (probes, frames.dims), torch.float64)
+    u = frames.drawn(x, noise, frames.at(frames.first))
+    field = Volume(frames, signs)
+    with _watched(frames.model) as network:
+        field.look(frames.first, (u, u.new_zeros(len(u), 1)))
+        network.check()
+    flowing = (u, u.new_zeros(len(u), 1 if exact else probes))
+    ends = (frames.first, frames.last)
+    places = chosen_steps(field, flowing, ends, method, rtol, atol, worst_of_both)
+    times = torch.tensor(places, dtype=torch.float64, device=x.device).exp()
+    times[-1] = frames.process.horizon
+    return Path(times, method)
+
+
+# ---------------------------------------------------------------- networks without derivatives
+
+
+class _Watch:
+    """What a network was asked last, and what it said."""
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.inputs: tuple[Tensor, Tensor] | None = None
+        self.output: Tensor | None = None
+
+    def note(self, _: nn.Module, inputs: Any, output: Any) -> None:
+        self.inputs, self.output = inputs, output
+
+    def check(self) -> None:
+        """Raise if its output depends on its input but carries no gradient."""
+        if self.inputs is None or self.output is None or self.output.requires_grad:
+            return
+        x, logsnr = self.inputs
+        with torch.no_grad():
+            moved = self.network(x.detach() * 1.25 + 0.125, logsnr)
+        if not torch.equal(moved, self.output):
+            raise ValueError(
+                "the likelihood of a flow needs derivatives of the network, whose output depends "
+                "on its input but carries no gradient; expected a network that does not run under "
+                "no_grad or detach what it returns. Use elbo, which needs none."
+            )
+
+
+@contextlib.contextmanager
+def _watched(model: ScoreModel) -> Iterator[_Watch]:
+    watch, network = _Watch(model.network), model.network
+    if not isinstance(network, nn.Module):
+        yield watch
+        return
+    handle = network.register_forward_hook(watch.note)
+    try:
+        yield watch
+    finally:
+        handle.remove()
