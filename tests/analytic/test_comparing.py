@@ -64,6 +64,12 @@ def data() -> Dataset:
     return gaussian_data()
 
 
+@pytest.fixture(scope="module")
+def few() -> Dataset:
+    """For what is not about the figures."""
+    return gaussian_data(80)
+
+
 def exact(process: ornstein.Process | None = None, **options: Any) -> ScoreModel:
     """The model that is right for this data."""
     own = ornstein.vpsde() if process is None else process
@@ -102,7 +108,6 @@ def test_points_are_what_the_closed_form_says(name: str, data: Dataset) -> None:
     process = ornstein.PRESETS[name]()
     named: dict[str, TableSolver] = {
         "ancestral": Ancestral(),
-        "ddim": Exponential(order=1),
         "sde": Exponential(order=2, stochasticity=1.0),
         "heun": Heun(),
     }
@@ -110,13 +115,13 @@ def test_points_are_what_the_closed_form_says(name: str, data: Dataset) -> None:
         exact(),
         data,
         named,
-        (4, 9, 300),
+        (4, 150),
         processes={name: process},
         n=N,
     )
     floor = found.against.floor
     assert floor is not None and floor.frechet is not None
-    assert [p.evaluations for p in found.points] == 4 * [4, 9, 300]
+    assert [p.evaluations for p in found.points] == 3 * [4, 150]
     for point in found.points:
         solver = named[point.solver].within(point.evaluations)
         assert isinstance(solver, TableSolver)
@@ -128,10 +133,11 @@ def test_points_are_what_the_closed_form_says(name: str, data: Dataset) -> None:
         # each of two coordinates; and rotations of a sample covariance add as much again
         bias = 4 / N
         assert abs(value - truth) < 5 * error + bias, (point, truth)
-    for points in found.lines.values():
-        far, _, near = (p.value("frechet") for p in points)
-        assert far is not None and near is not None
-        assert near < floor.frechet + 4 / N and far > 10 * near
+        if point.evaluations == 150:  # as good as new data
+            slack = 5 * (error + (floor.frechet_error or 0.0)) + bias
+            assert abs(value - floor.frechet) < slack
+    far, near, *_ = (p.value("frechet") for p in found.points)
+    assert far is not None and near is not None and far > 10 * near
 
 
 def test_a_point_is_what_measure_says(data: Dataset) -> None:
@@ -157,7 +163,7 @@ def test_a_classifier_is_trained_once(tmp_path: Path) -> None:
     """And is the one that measure finds."""
     labelled = gaussian_data(600, labels=True)
     told: list[str] = []
-    found = small(labelled, cache=tmp_path, tell=told.append)
+    found = small(labelled, features="classifier", cache=tmp_path, tell=told.append)
     last = "training a classifier: step 250/250"
     assert told.count(last) == 1 and len(list(tmp_path.glob("classifier-*"))) == 1
     x = sample(exact(), 64, TWO["ddim"].within(6), 0, shape=(2,))
@@ -182,13 +188,13 @@ def test_the_best_point() -> None:
 
 def test_learned_ways_are_sampled_as_learned(data: Dataset) -> None:
     """Each is at the distance of its own law, and nearer than the process it began with."""
-    found = compare(exact(), data, {"ancestral": Ancestral()}, (4,), n=N, learn=True)
+    found = compare(exact(), data, {"ancestral": Ancestral()}, (3,), n=N, learn=True)
     plain, *ways = found.points
     assert [p.process for p in ways] == list(LEARNED)
     before = plain.value("frechet")
     for point, n_aux in zip(ways, LEARNED.values(), strict=True):
-        assert point.way is not None and point.made == 4 and "grid=(1.0, " in point.label
-        assert len(point.way["process"]["Q"]["entries"]) == 1 + n_aux
+        assert point.way is not None and point.made == 3 and "grid=(1.0, " in point.label
+        assert len(point.way["process"]["Q"]["value"]) == 1 + n_aux
         assert point.way["error"] < point.way["preset_error"]
         value, error = point.value("frechet"), point.error("frechet")
         assert value is not None and error is not None and before is not None
@@ -233,10 +239,10 @@ class Large(Ancestral):
         return Table((*steps, replace(last, noise=last.noise * 1e60)))
 
 
-def test_what_diverges_is_noted(data: Dataset) -> None:
+def test_what_diverges_is_noted(few: Dataset) -> None:
     """The others are what they are alone."""
-    found = small(data, {"bad": Exploding(), "large": Large(), **TWO})
-    assert timeless(replace(found, points=found.points[4:])) == timeless(small(data))
+    found = small(few, {"bad": Exploding(), "large": Large(), **TWO})
+    assert timeless(replace(found, points=found.points[4:])) == timeless(small(few))
     for point in found.points[:2]:
         assert point.figures is None and point.value("frechet") is None
         assert "not finite in step" in point.note
@@ -245,8 +251,8 @@ def test_what_diverges_is_noted(data: Dataset) -> None:
     assert found.best(3).solver in TWO
 
 
-def test_too_few_evaluations_are_left_out(data: Dataset) -> None:
-    found = small(data, {"heun": Heun(), "ddim": Exponential(order=1)}, evaluations=(2, 6))
+def test_too_few_evaluations_are_left_out(few: Dataset) -> None:
+    found = small(few, {"heun": Heun(), "ddim": Exponential(order=1)}, evaluations=(2, 6))
     assert [(p.solver, p.evaluations, p.made) for p in found.points] == [
         ("heun", 6, 5),
         ("ddim", 2, 2),
@@ -254,7 +260,7 @@ def test_too_few_evaluations_are_left_out(data: Dataset) -> None:
     ]
     (left,) = found.left_out
     assert (left.solver, left.evaluations) == ("heun", 2) and "≥ 3" in left.why
-    says(message(lambda: small(data, {"heun": Heun()}, evaluations=(2,))), "heun", "≥ 3")
+    says(message(lambda: small(few, {"heun": Heun()}, evaluations=(2,))), "heun", "≥ 3")
 
 
 @pytest.mark.parametrize(
@@ -274,14 +280,14 @@ def test_too_few_evaluations_are_left_out(data: Dataset) -> None:
         ({"processes": {"cld": ornstein.cld}}, ("processes=",)),
     ],
 )
-def test_mistakes(wrong: dict[str, Any], words: tuple[str, ...], data: Dataset) -> None:
+def test_mistakes(wrong: dict[str, Any], words: tuple[str, ...], few: Dataset) -> None:
     given: dict[str, Any] = {"solvers": TWO, "evaluations": (3,), "n": 64, **wrong}
-    says(message(lambda: compare(exact(), data, **given)), *words)
+    says(message(lambda: compare(exact(), few, **given)), *words)
 
 
-def test_other_kinds_of_mistakes(data: Dataset) -> None:
+def test_other_kinds_of_mistakes(few: Dataset) -> None:
     says(message(lambda: compare(Zero(), data, TWO)), "Zero", "ScoreModel")  # type: ignore[arg-type]
-    says(message(lambda: compare(exact(), data.train.x, TWO)), "Tensor")  # type: ignore[arg-type]
+    says(message(lambda: compare(exact(), few.train.x, TWO)), "Tensor")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- a folder
@@ -307,39 +313,39 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_an_interrupted_comparison_goes_on(after: int, data: Dataset, tmp_path: Path) -> None:
+def test_an_interrupted_comparison_goes_on(after: int, few: Dataset, tmp_path: Path) -> None:
     """What comes out is what comes out of one go, with a folder or without."""
     with pytest.raises(Enough):
-        small(data, folder=tmp_path / "a", callback=stopping(after))
+        small(few, folder=tmp_path / "a", callback=stopping(after))
     kept = {p: p.read_text() for p in (tmp_path / "a" / "points").iterdir()}
     assert len(kept) == after
     new: list[Point] = []
-    again = small(data, folder=tmp_path / "a", callback=new.append)
+    again = small(few, folder=tmp_path / "a", callback=new.append)
     assert len(new) == 4 - after and list(again.points[after:]) == new
     assert all(path.read_text() == text for path, text in kept.items())
-    assert timeless(again) == timeless(small(data, folder=tmp_path / "b")) == timeless(small(data))
+    assert timeless(again) == timeless(small(few, folder=tmp_path / "b")) == timeless(small(few))
     assert names(tmp_path / "a") == names(tmp_path / "b")
     # nothing is left to do, and nothing is computed: not even features of the data
     told: list[str] = []
-    assert small(data, folder=tmp_path / "a", tell=told.append) == again and told == []
+    assert small(few, folder=tmp_path / "a", tell=told.append) == again and told == []
 
 
-def test_a_comparison_can_grow(data: Dataset, tmp_path: Path) -> None:
+def test_a_comparison_can_grow(few: Dataset, tmp_path: Path) -> None:
     """More solvers, numbers and processes; what is there is not made again."""
-    small(data, folder=tmp_path)
+    small(few, folder=tmp_path)
     new: list[Point] = []
     more: dict[str, Solver] = {**TWO, "euler": EulerMaruyama()}
     both = {"vpsde": ornstein.vpsde(), "cld": ornstein.cld()}
     options: Any = {"evaluations": (3, 6, 8), "processes": both, "folder": tmp_path}
-    found = small(data, more, **options, callback=new.append)
+    found = small(few, more, **options, callback=new.append)
     assert len(found.points) == 18 and len(new) == 14
-    assert timeless(found) == timeless(small(data, more, **{**options, "folder": None}))
+    assert timeless(found) == timeless(small(few, more, **{**options, "folder": None}))
     # the same names for others are others
     other = {**TWO, "ancestral": Ancestral(grid="uniform")}
-    small(data, other, folder=tmp_path, callback=new.append)
+    small(few, other, folder=tmp_path, callback=new.append)
     assert [p.solver for p in new[14:]] == 2 * ["ancestral"]
     slower = {"vpsde": ornstein.vpsde(rate=ornstein.Linear(0.1, 10.0))}
-    small(data, folder=tmp_path, processes=slower, callback=new.append)
+    small(few, folder=tmp_path, processes=slower, callback=new.append)
     assert len(new) == 16 + 4
 
 
@@ -353,42 +359,42 @@ def test_a_comparison_can_grow(data: Dataset, tmp_path: Path) -> None:
     ],
 )
 def test_other_settings_are_refused(
-    option: str, value: Any, words: str, data: Dataset, tmp_path: Path
+    option: str, value: Any, words: str, few: Dataset, tmp_path: Path
 ) -> None:
-    small(data, folder=tmp_path)
+    small(few, folder=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
-    text = message(lambda: small(data, folder=tmp_path, **{option: value}))
+    text = message(lambda: small(few, folder=tmp_path, **{option: value}))
     says(text, str(tmp_path), words, "another folder")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
 
 
-def test_another_model_or_other_data_are_refused(data: Dataset, tmp_path: Path) -> None:
-    small(data, folder=tmp_path)
+def test_another_model_or_other_data_are_refused(few: Dataset, tmp_path: Path) -> None:
+    small(few, folder=tmp_path)
     wider = exact()
     wider.moments.std.mul_(2)
     options: Any = {"evaluations": (3,), "n": 64, "folder": tmp_path}
-    says(message(lambda: compare(wider, data, TWO, **options)), "model: ")
+    says(message(lambda: compare(wider, few, TWO, **options)), "model: ")
     later = exact().with_truncation(NoiseLevel(0.1))
-    says(message(lambda: compare(later, data, TWO, **options)), "truncation: ", "0.1")
+    says(message(lambda: compare(later, few, TWO, **options)), "truncation: ", "0.1")
     says(message(lambda: compare(exact(), gaussian_data(100), TWO, **options)), "data: 'gaussian")
 
 
-def test_a_damaged_file_is_named(data: Dataset, tmp_path: Path) -> None:
-    small(data, folder=tmp_path)
+def test_a_damaged_file_is_named(few: Dataset, tmp_path: Path) -> None:
+    small(few, folder=tmp_path)
     (file, *_) = sorted((tmp_path / "points").iterdir())
     whole = json.loads(file.read_text())
     for text in ("", "[]", "{}", json.dumps({**whole, "figures": {"colour": 1}})):
         file.write_text(text)
-        says(message(lambda: small(data, folder=tmp_path)), str(file), "Delete this file")
+        says(message(lambda: small(few, folder=tmp_path)), str(file), "Delete this file")
     file.unlink()
     new: list[Point] = []
-    small(data, folder=tmp_path, callback=new.append)
+    small(few, folder=tmp_path, callback=new.append)
     assert len(new) == 1 and replace(new[0], seconds=0) == replace(Point.read(whole), seconds=0)
 
 
-def test_cost_counts_what_is_left(data: Dataset, tmp_path: Path) -> None:
+def test_cost_counts_what_is_left(few: Dataset, tmp_path: Path) -> None:
     """5 + 9 evaluations of Heun for 6 and 10; once they are there, nothing."""
-    work = Work(exact(), data, {"heun": Heun()}, (6, 10), n=64, folder=tmp_path)
+    work = Work(exact(), few, {"heun": Heun()}, (6, 10), n=64, folder=tmp_path)
     guess = work.cost()
     assert (guess.samples, guess.evaluations) == (64, 14)
     assert guess.seconds is not None and guess.seconds > 0
@@ -397,13 +403,13 @@ def test_cost_counts_what_is_left(data: Dataset, tmp_path: Path) -> None:
     assert work.left == [] and work.cost().evaluations == 0
 
 
-def test_the_file_says_where_it_was_made(data: Dataset, tmp_path: Path) -> None:
-    found = small(data)
+def test_the_file_says_where_it_was_made(few: Dataset, tmp_path: Path) -> None:
+    found = small(few)
     found.save(tmp_path / "c.json", figure="frechet")
     read = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert read["provenance"]["torch"] == str(torch.__version__) and read["figure"] == "frechet"
     assert [Point.read(point) for point in read["points"]] == list(found.points)
-    assert read["settings"]["data"] == f"gaussian {data.fingerprint}"
+    assert read["settings"]["data"] == f"gaussian {few.fingerprint}"
     assert read["against"] == asdict(found.against)
 
 
@@ -420,34 +426,35 @@ def drawn(found: Comparison, **options: Any) -> tuple[Any, list[Any]]:
 def curves(axes: Any) -> list[Tensor]:
     """The points that lines go through."""
     lines = [line for line in axes.get_lines() if line.get_linestyle() == "-"]
-    return [torch.tensor(np.asarray(line.get_xydata())) for line in lines]
+    found = (torch.tensor(np.asarray(line.get_xydata())) for line in lines)
+    return [points for points in found if len(points)]
 
 
-def test_the_picture_shows_the_points(data: Dataset) -> None:
+def test_the_picture_shows_the_points(few: Dataset) -> None:
     """Each line at (evaluations made, figure), the floor, plain numbers on the axis."""
-    found = small(data, {"heun": Heun(), **TWO}, evaluations=(3, 6, 20))
-    _, (axes,) = drawn(found)
+    found = small(few, {"heun": Heun(), **TWO}, evaluations=(3, 6, 20))
+    figure, (axes,) = drawn(found)
     lines = curves(axes)
     for line, points in zip(lines, found.lines.values(), strict=True):
         truth = [[p.made, p.value("frechet")] for p in points]
         assert torch.equal(line, torch.tensor(truth, dtype=torch.float64))
     assert [text.get_text() for text in axes.get_xticklabels()] == ["3", "6", "20"]
-    words = [text.get_text() for text in axes.texts]
-    assert {"heun", "ancestral", "ddim"} <= set(words)
     floor = found.against.floor
-    assert floor is not None and f"held-out data, {floor.frechet:.3g}" in words
+    assert floor is not None
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["heun", "ancestral", "ddim", f"held-out data, {floor.frechet:.3g}"]
     low, high = axes.get_ylim()
     values = [p.value("frechet") or math.nan for p in found.points]
     assert low < min(values) and max(values) < high
 
 
-def test_panels_share_their_axes(data: Dataset) -> None:
+def test_panels_share_their_axes(few: Dataset) -> None:
     """One for each process; what diverged is missing, and a far value is cut off."""
     both = {"vpsde": ornstein.vpsde(), "cld": ornstein.cld()}
     far = {"far": Large(), "bad": Exploding(), **TWO}
-    found = small(data, far, processes=both)
+    found = small(few, far, processes=both)
     _, (first, second) = drawn(found)
     assert first.get_ylim() == second.get_ylim() and first.get_title(loc="left") == "vpsde"
     assert len(curves(first)) == len(curves(second)) == 2
     assert drawn(found, figure="recall")[1][0].get_yscale() == "linear"
-    says(message(lambda: picture(small(data, {"bad": Exploding()}))), "frechet")
+    says(message(lambda: picture(small(few, {"bad": Exploding()}))), "frechet")

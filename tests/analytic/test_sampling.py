@@ -120,6 +120,13 @@ def stacked(table: Table) -> tuple[Tensor, Tensor, Tensor]:
 
 def law(model: ScoreModel, solver: TableSolver) -> tuple[float, float]:
     """Mean and variance of the samples of an affine model, in closed form."""
+    way, y = arrived(model, solver)
+    x = way.look(len(way.times) - 1, y).x[:, 0]
+    return float(x[0]), float((x[1:] - x[0]).square().sum())
+
+
+def arrived(model: ScoreModel, solver: TableSolver) -> tuple[Way, Tensor]:
+    """The way, and y_ε without any noise, then with one unit of each: (1 + M, K, 1)."""
     way, K = way_of(model, solver), model.process.n_vars
     table = table_of(solver, way)
     asked = {("start", 0): table.start.fresh if table.start else None}
@@ -139,8 +146,7 @@ def law(model: ScoreModel, solver: TableSolver) -> tuple[float, float]:
     for stop in solver.prepare(way)(y, unit):
         y = stop.y
     assert not firsts
-    x = way.look(len(way.times) - 1, y).x[:, 0]
-    return float(x[0]), float((x[1:] - x[0]).square().sum())
+    return way, y
 
 
 def extrapolated(values: list[float]) -> float:

@@ -127,7 +127,7 @@ def test_processes_figures_and_other_folders(here: Path, said: Said) -> None:
     assert alone.points[0].value("sliced_wasserstein") == figure
     code, out, err = said("compare", RUN, *quick, "3", "4", *more)
     assert code == 0 and "4 points of 24 samples (4 more are there already)" in out
-    assert result(here / "found")["points"][2] == read["points"][2] | {}
+    assert result(here / "found")["points"][2] == read["points"][2]
 
 
 def test_mistakes_are_one_line(here: Path, said: Said) -> None:

@@ -67,6 +67,8 @@ class Live:
                 self.valid += f" ± {found.standard_error:.3f}"
             if self.bar is None or step.number == step.total:
                 self._print(f"{step.number:>7,}  validation {found.line}")
+        if step.quality is not None:
+            self._print(f"{step.number:>7,}  {step.quality.line}")
         if self.bar is not None:
             text = None if step.metrics is None else self._line(step)
             self.bar.update(self.task, completed=step.number, description=text)

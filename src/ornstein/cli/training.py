@@ -16,6 +16,8 @@ from ornstein.cli.reading import NoHint
 from ornstein.cli.words import of_bytes, of_count, of_time
 from ornstein.data import NAMES, Dataset
 from ornstein.ledger import processes
+from ornstein.quality import cost
+from ornstein.sampling import Exponential
 from ornstein.score import ScoreModel
 from ornstein.training import Experiment, fit, preset
 from ornstein.training.checkpoints import Checkpoints
@@ -144,6 +146,10 @@ def run(
     if first and experiment.training.compiled_on(model.process.device):
         note = "compiling the first steps takes a minute or two (--compile off starts at once)"
         Console(highlight=False, soft_wrap=True).print(note, style="dim")
+    if experiment.training.watch.quality_every:
+        note = _price(experiment, model, data)
+        if first:
+            Console(highlight=False, soft_wrap=True).print(note, style="dim")
     with Live(heading, experiment.training.steps, quiet=not first) as live:
         for step in steps:
             live.show(step)
@@ -156,3 +162,15 @@ def run(
                 viz.picture(step.samples, data.levels, path, data.valid.x)
     if writer is not None:
         writer.close()
+
+
+def _price(experiment: Experiment, model: ScoreModel, data: Dataset) -> str:
+    """What looking at the samples' quality will cost."""
+    watch, steps = experiment.training.watch, experiment.training.steps
+    solver, looks = Exponential(watch.quality_steps), -(-steps // watch.quality_every)
+    guess = cost(model, watch.quality_samples, solver, shape=data.shape)
+    each = "" if guess.seconds is None else f": about {of_time(guess.seconds)} each"
+    return (
+        f"quality of {watch.quality_samples:,} samples at {guess.evaluations} network evaluations, "
+        f"{looks:,} times{each}"
+    )

@@ -6,14 +6,21 @@ In the coordinates u of `sampling.frames` the flow is du/dlog s = push ρ(u), ρ
 
 only what the model knows beyond the Gaussian answer has a divergence. The trace over the d
 coordinates of the data is exact, one backward pass for each of them, or Hutchinson's estimate
-ηᵀ(Σ_k push_k ∂ρ/∂u_k)η with signs η that stay the same along the way, one pass for each η; d signs
-are enough for all K variables. The way itself does not depend on them.
+ηᵀ(Σ_k push_k ∂ρ/∂u_k)η with random signs η, one pass for each η; d signs are enough for all K
+variables. The way of u does not depend on them. So every look takes new ones: the mean stays what
+the exact traces at these looks would give, and their noise averages out along the way.
+
+Steps are chosen for the worst of a few examples. With the exact trace that is the error of u and of
+log p. With probes it is that of u: the derivative of a network that knows single levels of pixels
+changes its sign with every level that u passes, hundreds of times where there is much noise. No
+step would be short enough; but at an example's looks these are as random as the probes, and their
+noise is in the standard error over examples, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -29,7 +36,6 @@ from ornstein.sampling.flow import (
     Field,
     Method,
     check_finite,
-    check_method,
     chosen_steps,
     stages,
     stepped,
@@ -41,6 +47,7 @@ from ornstein.score import ScoreModel
 Trace = Literal["auto", "exact", "hutchinson"]
 EXACT_UP_TO = 32  # coordinates of the data for which "auto" takes the exact trace
 
+Probes = Callable[[int], Tensor]
 Flowing = tuple[Tensor, Tensor]  # states (B, K, d), and nats per coordinate gained so far (B, P)
 
 
@@ -61,10 +68,10 @@ class Path:
 class Volume(Field):
     """The flow's field, and its divergence per coordinate of the data."""
 
-    def __init__(self, frames: Frames, probes: Tensor | None) -> None:
-        """probes: signs (B, P, d); None for the exact trace, P = 1."""
+    def __init__(self, frames: Frames, probes: Probes | None) -> None:
+        """probes: signs (B, P, d) for a look by its number; None for the exact trace, P = 1."""
         super().__init__(frames)
-        self.probes = probes
+        self.probes, self.looks = probes, 0
 
     def look(self, place: float, u: Flowing) -> tuple[Tensor, Flowing]:
         frame, state = self.frames.at(place), u[0]
@@ -74,13 +81,14 @@ class Volume(Field):
             check_finite(x, place)
             beyond = self.frames.beyond(x, at, frame)
         slopes = [
-            (((frame.push.unsqueeze(-1) * back).sum(1)) * probe).sum(1)
+            ((frame.push.unsqueeze(-1) * back).sum(1) * probe).sum(1)
             for probe, back in self._pulled(beyond, at)
         ]
         if self.probes is None:
             slopes = [torch.stack(slopes).sum(0)]
         slope = torch.stack(slopes, 1) / self.frames.dims
         velocity = frame.push.unsqueeze(-1) * beyond.detach().unsqueeze(1)
+        self.looks += 1
         return x.detach(), (velocity, slope)
 
     def _pulled(self, value: Tensor, at: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -89,14 +97,13 @@ class Volume(Field):
             basis = torch.eye(self.frames.dims).to(value)
             probes = [row.expand_as(value) for row in basis]
         else:
-            probes = list(self.probes.unbind(1))
+            probes = list(self.probes(self.looks).unbind(1))
         for i, probe in enumerate(probes):
             more = i + 1 < len(probes)
             yield probe, torch.autograd.grad(value, at, probe, retain_graph=more)[0]
 
-    def along(self, u: Tensor, path: Path) -> Flowing:
-        """u_T and what log p has gained per coordinate, from u_ε: (B, K, d), (B, P)."""
-        count = 1 if self.probes is None else self.probes.shape[1]
+    def along(self, u: Tensor, count: int, path: Path) -> Flowing:
+        """u_T and what log p has gained per coordinate, from u_ε: (B, K, d), (B, count)."""
         places = path.times.log().tolist()
         self.frames.learn([*stages(path.method, places), *places])
         flowing = (u, u.new_zeros(len(u), count))
@@ -111,16 +118,9 @@ def worst_of_both(error: Flowing) -> Tensor:
 
 
 def find_path(
-    frames: Frames,
-    x: Tensor,
-    exact: bool,
-    probes: int,
-    method: Method,
-    rtol: float,
-    atol: float,
+    frames: Frames, x: Tensor, exact: bool, method: Method, rtol: float, atol: float
 ) -> Path:
     """Choose the steps on a few examples, (B, d) numbers that diffuse, with draws of their own."""
-    check_method(method, rtol, atol)
     if method not in EMBEDDED:
         raise ValueError(
             f"method={method!r} does not estimate its error; expected one of "
@@ -129,15 +129,17 @@ def find_path(
     x = x[:PILOT]
     random = Counted(0, torch.arange(len(x), device=x.device))
     noise = random.normal("pilot", (frames.process.n_vars, frames.dims), torch.float64)
-    signs = None if exact else random.signs("pilot, probe", (probes, frames.dims), torch.float64)
     u = frames.drawn(x, noise, frames.at(frames.first))
-    field = Volume(frames, signs)
+    none = u.new_zeros(len(u), 1)
     with _watched(frames.model) as network:
-        field.look(frames.first, (u, u.new_zeros(len(u), 1)))
+        Volume(frames, lambda _: torch.ones_like(u[:, :1])).look(frames.first, (u, none))
         network.check()
-    flowing = (u, u.new_zeros(len(u), 1 if exact else probes))
     ends = (frames.first, frames.last)
-    places = chosen_steps(field, flowing, ends, method, rtol, atol, worst_of_both)
+    if exact:
+        field: Field = Volume(frames, None)
+        places = chosen_steps(field, (u, none), ends, method, rtol, atol, worst_of_both)
+    else:
+        places = chosen_steps(Field(frames), u, ends, method, rtol, atol, worst)
     times = torch.tensor(places, dtype=torch.float64, device=x.device).exp()
     times[-1] = frames.process.horizon
     return Path(times, method)

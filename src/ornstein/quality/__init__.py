@@ -6,6 +6,8 @@ the data itself. `inception` gives the features for FID and KID, through torch-f
 """
 
 from ornstein.quality.classifier import Classifier, cached_as, classifier
+from ornstein.quality.comparing import compare
+from ornstein.quality.comparison import Comparison, LeftOut, Point
 from ornstein.quality.costing import Cost, classifier_cost, cost, features_cost
 from ornstein.quality.distances import (
     frechet,
@@ -18,20 +20,27 @@ from ornstein.quality.distances import (
 from ornstein.quality.features import Features, Raw, Scale
 from ornstein.quality.fidelity import Inception, inception
 from ornstein.quality.measuring import WORDS, Figures, Quality, measure, usual_features
+from ornstein.quality.referring import Against, Reference
 
 __all__ = [
     "WORDS",
+    "Against",
     "Classifier",
+    "Comparison",
     "Cost",
     "Features",
     "Figures",
     "Inception",
+    "LeftOut",
+    "Point",
     "Quality",
     "Raw",
+    "Reference",
     "Scale",
     "cached_as",
     "classifier",
     "classifier_cost",
+    "compare",
     "cost",
     "features_cost",
     "frechet",

@@ -31,7 +31,7 @@ Rule = Literal["information", "logsnr", "uniform", "quadratic", "curvature"]
 Grid = Rule | tuple[float, ...]
 GRIDS = cast(tuple[Rule, ...], get_args(Rule))
 FLOOR = 0.2  # the part of "information" and "curvature" that is even in log SNR
-LOOKS = 257  # times at which the curvature is looked at
+LOOKS = 257  # times at which the curvature is looked at: so many even in λ, and in s
 SPREADS = 9  # standard deviations of data that it is averaged over
 SLACK = 1e-9  # of the horizon, within which a given grid may begin
 
@@ -42,7 +42,8 @@ def as_grid(given: object) -> Grid:
         if given in GRIDS:
             return given
     elif isinstance(given, (Sequence, Tensor)):
-        times = tuple(given.tolist()) if isinstance(given, Tensor) else tuple(given)
+        flat = isinstance(given, Tensor) and given.dim() == 1
+        times = tuple(given.tolist() if flat else () if isinstance(given, Tensor) else given)
         if len(times) > 1 and all(isinstance(s, (int, float)) and s > 0 for s in times):
             falling = all(late > early for late, early in pairwise(times))
             if falling and math.isfinite(times[0]):
@@ -109,13 +110,15 @@ def _by_curvature(
     low, high = process.transition(torch.cat([first, last])).logsnr
     logsnr = torch.lerp(low, high, torch.linspace(0, 1, LOOKS).to(low))
     inner = process.time_of_noise((-logsnr[1:-1] / 2).exp())
-    times = torch.cat([first, inner, last])
+    even = torch.lerp(last, first, torch.linspace(0, 1, LOOKS).to(last))  # where λ stands still
+    times = torch.unique(torch.cat([inner, even])).flip(0)
     density = curvature(process, times, data_std)  # of steps, in s
     mass = (density[1:] + density[:-1]) / 2 * -times.diff()
-    share = (1 - FLOOR) * mass / mass.sum() + FLOOR / (LOOKS - 1)
+    gained = process.transition(times).logsnr.diff().clamp(min=0)
+    share = (1 - FLOOR) * mass / mass.sum() + FLOOR * gained / gained.sum()
     reached = torch.nn.functional.pad(share.cumsum(0), (1, 0))
     place = (1 - part).flip(0)  # from the horizon on
-    after = torch.searchsorted(reached, place).clamp(1, LOOKS - 1)
+    after = torch.searchsorted(reached, place).clamp(1, len(times) - 1)
     inside = (place - reached[after - 1]) / (reached[after] - reached[after - 1])
     found = torch.lerp(times[after - 1].log(), times[after].log(), inside).exp()
     return found.flip(0)

@@ -160,6 +160,12 @@ class Watch(Checked):
     """Samples in a grid."""
     sample_steps: int = 100
     """Steps of its sampler."""
+    quality_every: int = 0
+    """Steps between two looks at the samples' quality, which takes its time; 0 for none."""
+    quality_samples: int = 1000
+    """Samples that are compared with the training data then."""
+    quality_steps: int = 20
+    """Steps of their sampler."""
     save_minutes: float = 5.0
     """Minutes between two checkpoints: what may be lost at most."""
     save_every: int = 0
@@ -168,10 +174,12 @@ class Watch(Checked):
     """How many checkpoints to keep, besides the best on validation."""
 
     def check(self) -> None:
-        for name in ("valid_every", "sample_every", "save_every"):
+        for name in ("valid_every", "sample_every", "quality_every", "save_every"):
             _whole(self, name, 0)
         for name in ("log_every", "valid_examples", "valid_draws", "samples", "sample_steps"):
             _whole(self, name, 1)
+        _whole(self, "quality_samples", 8)
+        _whole(self, "quality_steps", 1)
         _whole(self, "keep", 1)
         _number(self, "save_minutes", 0.0, math.inf)
 

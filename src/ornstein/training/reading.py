@@ -81,7 +81,7 @@ def read_run(folder: str | Path, name: str | None = None) -> RunSummary:
             f"{path / 'metrics.jsonl'} is not text ({error}); expected lines of JSON. It is "
             "damaged: restore it from a copy, or move it away."
         ) from error
-    training = [line for line in lines if not _validates(line)]
+    training = [line for line in lines if not _validates(line) and not _measures(line)]
     validation = [line for line in lines if _validates(line)]
     checkpoint, state = _newest(path)
     steps = [line["step"] for line in lines] + [_whole(state.get("step")) or 0]
@@ -234,6 +234,11 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _validates(line: Line) -> bool:
     return "valid_bits_per_dim" in line
+
+
+def _measures(line: Line) -> bool:
+    """Whether it is about the samples' quality."""
+    return any(key.startswith("quality_") for key in line)
 
 
 def _best(state: Line, validation: Sequence[Line]) -> Line | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ornstein.evaluation import Evaluation
+from ornstein.quality import Quality
 from ornstein.score import ScoreModel
 from ornstein.training.loss import VALUES
 
@@ -27,6 +28,7 @@ class Step:
     metrics: dict[str, Any] | None = None  # means since the last such line, where one was due
     validation: Evaluation | None = None  # of the averaged model, where a look was due
     samples: Tensor | None = None  # of the averaged model, where a grid was due
+    quality: Quality | None = None  # of its samples, where that was asked for and due
     checkpoint: Path | None = None  # the newest; that of this step is written after it
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +13,8 @@ from ornstein.data import Dataset
 from ornstein.diffusion import Diffusion
 from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import any_failed
-from ornstein.sampling import Ancestral, sample
+from ornstein.quality import Features, Quality, classifier, measure, usual_features
+from ornstein.sampling import Ancestral, Exponential, sample
 from ornstein.training.keeping import Keeper
 from ornstein.training.options import Training
 from ornstein.training.state import State
@@ -30,6 +31,7 @@ class Watcher:
     def __init__(self, data: Dataset, training: Training, state: State, keeper: Keeper) -> None:
         self.data, self.training, self.state, self.keeper = data, training, state, keeper
         self.average, self.model = state.average, state.model
+        self.features: Features | None = None  # for the samples' quality, made when first needed
 
     def look(self, step: Step) -> tuple[Step, bool]:
         """Do what is due after this step; whether it is the best so far on validation."""
@@ -45,6 +47,8 @@ class Watcher:
                 step = replace(step, validation=self._validate(step.number))
             if samples:
                 step = replace(step, samples=self._samples())
+            if self._due(watch.quality_every):
+                step = replace(step, quality=self._quality(step.number))
         return step, valid and state.best is not None and state.best["step"] == step.number
 
     def _due(self, every: int) -> bool:
@@ -127,6 +131,33 @@ class Watcher:
         except ValueError as error:  # pictures are no reason to stop a run
             warnings.warn(f"no samples at step {self.state.step}: {error}", stacklevel=2)
             return None
+
+    def _quality(self, done: int) -> Quality | None:
+        """How near samples are to the training data; measured by the first process."""
+        watch, model = self.training.watch, self.average.settle()
+        try:
+            samples = sample(
+                model,
+                watch.quality_samples,
+                Exponential(watch.quality_steps),
+                seed=self.training.seed,
+                shape=self.data.shape,
+                batch_size=max(256, self.training.batch),
+            )
+            if not self.keeper.first_process:
+                return None
+            if self.features is None and usual_features(self.data) == "classifier":
+                self.features = classifier(self.data, device=samples.device)
+            found = measure(samples, self.data, self.features)
+        except ValueError as error:  # no reason to stop a run, either
+            warnings.warn(f"no quality at step {self.state.step}: {error}", stacklevel=2)
+            return None
+        figures, floor = asdict(found.figures), found.floor
+        line = {f"quality_{name}": value for name, value in figures.items() if value is not None}
+        if floor is not None and floor.frechet is not None:
+            line["quality_frechet_floor"] = floor.frechet
+        self.keeper.note({"step": done, **line})
+        return found
 
 
 def _known(value: float) -> float | None:

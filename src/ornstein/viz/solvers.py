@@ -24,12 +24,11 @@ SIZE = 10.5
 WIDTH, HEIGHT = 4.0, 3.5  # inches of a panel among others
 ALONE = (8.4, 5.2)  # of a single one
 ACROSS = 3  # panels in a row
-HEAD, LINE = 1.3, 0.23  # inches above the panels, and more of them for each line of the legend
+HEAD, LINE = 1.2, 0.23  # inches above the panels, and more of them for each line of the legend
 DECADES = 4  # above the least value that a panel shows; what is higher is cut off
 APART = 2.6  # points between solvers of the same evaluations
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h")
-LETTER = 0.105  # inches of a letter of the legend, and of its line
-KEY = 0.62
+MARKS = ("o", "s", "^", "D", "v", "<", ">", "p", "h", "8")
+LETTER, KEY = 0.092, 0.62  # inches of a letter of the legend, and of a line in it
 
 
 def solvers(found: Comparison, figure: FigureName | None = None, title: str = "") -> Figure:
@@ -42,10 +41,13 @@ def solvers(found: Comparison, figure: FigureName | None = None, title: str = ""
         )
     processes = list(dict.fromkeys(point.process for point in found.points))
     names = list(dict.fromkeys(point.solver for point in found.points))
-    across, down = min(len(processes), ACROSS), -(-len(processes) // ACROSS)
+    across = 2 if len(processes) == 4 else min(len(processes), ACROSS)
+    down = -(-len(processes) // across)
     wide = max(WIDTH * across, ALONE[0])
-    columns = max(1, int(wide / (KEY + LETTER * max(map(len, names)))))
-    head = HEAD + LINE * (-(-len(names) // columns))
+    frame = _Frame(found, name, known, names)
+    keys = frame.keys()
+    columns = _columns([str(key.get_label()) for key in keys], wide - 0.4)
+    head = HEAD + LINE * (-(-len(keys) // columns))
     high = (ALONE[1] - HEAD if len(processes) == 1 else HEIGHT * down) + head
     canvas = style.blank(wide, high)
     cells = canvas.subplots(down, across, squeeze=False, sharex=True, sharey=True)
@@ -57,13 +59,13 @@ def solvers(found: Comparison, figure: FigureName | None = None, title: str = ""
         wspace=0.07,
         hspace=0.22,
     )
-    title = title or f"{WORDS[name]} against network evaluations"
+    word = WORDS[name]
+    title = title or f"{word[0].upper()}{word[1:]} against network evaluations"
     left = 0.2 / wide
     canvas.text(left, 1 - 0.33 / high, title, fontsize=14, weight="bold", color=INK, va="center")
-    frame = _Frame(found, name, known, names)
     note = frame.about()
     canvas.text(left, 1 - 0.64 / high, note, fontsize=SIZE - 0.5, color=QUIET, va="center")
-    _legend(canvas, names, columns, left, 1 - 0.82 / high)
+    _legend(canvas, keys, columns, left, 1 - 0.82 / high)
     for number, axes in enumerate(cells.flat):
         if number >= len(processes):
             axes.set_visible(False)
@@ -90,14 +92,39 @@ class _Frame:
         reference = f"{against.real:,} of {against.data} {against.split}"
         better = "more" if self.name in MORE else "less"
         cut = "; higher values are cut off" if self._range()[2] else ""
+        errors = any(point.error(self.name) for point in self.found.points)
         samples = f"{self.found.samples:,} samples against {reference}"
-        return f"{samples}, ± standard error; {better} is better{cut}"
+        return f"{samples}{', ± standard error' if errors else ''}; {better} is better{cut}"
+
+    def keys(self) -> list[Line2D]:
+        """The legend: solvers, and what held-out data comes to."""
+        found = [
+            Line2D(
+                [],
+                [],
+                color=COLOURS[i % len(COLOURS)],
+                marker=MARKS[i % len(MARKS)],
+                markersize=5.6,
+                markeredgecolor="white",
+                linewidth=1.7,
+                label=name,
+            )
+            for i, name in enumerate(self.names)
+        ]
+        if (floor := self._floor()) is not None:
+            dashed = {"color": QUIET, "linewidth": 1.2, "linestyle": style.DASHED}
+            found.append(Line2D([], [], label=f"held-out data, {floor[0]:.3g}", **dashed))  # type: ignore[arg-type]
+        return found
 
     def draw(self, axes: Axes, process: str) -> None:
         """One panel."""
         style.dress(axes, process, size=SIZE)
         self._scales(axes)
-        self._floor(axes)
+        if (floor := self._floor()) is not None:
+            value, error = floor
+            band = (value - error, value + error)
+            axes.axhspan(*band, color=QUIET, alpha=0.12, linewidth=0, zorder=1)
+            axes.axhline(value, color=QUIET, linewidth=1.2, linestyle=style.DASHED, zorder=1.5)
         for place, solver in enumerate(self.names):
             x, y, errors = _track(self.found.lines.get((process, solver), ()), self.name)
             colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
@@ -122,16 +149,17 @@ class _Frame:
 
     def _range(self) -> tuple[float, float, bool]:
         """The ends of the y-axis, and whether anything is beyond them."""
-        floor = self.found.against.floor
-        beside = None if floor is None else getattr(floor, self.name)
-        values = [*self.known, *([] if beside is None else [beside])]
+        floor = self._floor()
+        values = [*self.known, *([] if floor is None else [floor[0], floor[0] - floor[1]])]
         if self.name in MORE:
             return max(0.0, min(values) - 0.06), min(1.02, max(values) + 0.06), False
+        values += [v + (p.error(self.name) or 0.0) for p in self.found.points
+                   if (v := p.value(self.name)) is not None]  # fmt: skip
         positive = [value for value in values if value > 0] or [1.0]
         low, high = min(positive), max(positive)
         top = min(high, low * 10**DECADES)
         span = max(top / low, 2.0)
-        return low / span**0.13, top * span**0.07, high > top
+        return low / span**0.07, top * span**0.07, high > top
 
     def _scales(self, axes: Axes) -> None:
         """Both logarithmic, but for shares; with plain numbers."""
@@ -147,27 +175,16 @@ class _Frame:
             axes.set_yscale("log")
             _ticked(axes, "y", _plain(low, high))
         axes.set_ylim(low, high)
+        if self.name in MORE:  # no share is larger than 1
+            axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= 1])
 
-    def _floor(self, axes: Axes) -> None:
-        """What held-out data comes to, with its error."""
+    def _floor(self) -> tuple[float, float] | None:
+        """What held-out data comes to, and its error."""
         floor = self.found.against.floor
         value = None if floor is None else getattr(floor, self.name)
         if value is None:
-            return
-        error = getattr(floor, f"{self.name}_error", None) or 0.0
-        axes.axhspan(value - error, value + error, color=QUIET, alpha=0.13, linewidth=0, zorder=1)
-        axes.axhline(value, color=QUIET, linewidth=1.2, linestyle=style.DASHED, zorder=1.5)
-        above = self.name in MORE  # samples come from the other side
-        axes.annotate(
-            "held-out data",
-            xy=(0, value + error if above else value - error),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(5, 2 if above else -3),
-            textcoords="offset points",
-            fontsize=SIZE - 1,
-            color=QUIET,
-            va="bottom" if above else "top",
-        )
+            return None
+        return value, getattr(floor, f"{self.name}_error", None) or 0.0
 
 
 def _track(points: tuple[Point, ...], name: str) -> tuple[Curve, Curve, Curve]:
@@ -197,30 +214,26 @@ def _ticked(axes: Axes, which: str, ticks: list[float]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _legend(canvas: Figure, names: list[str], columns: int, left: float, top: float) -> None:
+def _columns(words: list[str], wide: float) -> int:
+    """How many columns of a legend fit; it is filled column by column, the first ones more."""
+    for columns in range(len(words), 1, -1):
+        parts = np.array_split(np.array(words, dtype=object), columns)
+        if sum(KEY + LETTER * max(map(len, part)) for part in parts) <= wide:
+            return columns
+    return 1
+
+
+def _legend(canvas: Figure, keys: list[Line2D], columns: int, left: float, top: float) -> None:
     """One word for each colour, above all panels."""
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKS[i % len(MARKS)],
-            markersize=5.6,
-            markeredgecolor="white",
-            linewidth=1.7,
-            label=name,
-        )
-        for i, name in enumerate(names)
-    ]
     canvas.legend(
-        handles=handles,
+        handles=keys,
         loc="upper left",
         bbox_to_anchor=(left, top),
-        ncols=min(len(names), columns),
+        ncols=columns,
         frameon=False,
         fontsize=SIZE,
         labelcolor="linecolor",
-        handlelength=1.7,
+        handlelength=1.9,
         handletextpad=0.5,
         columnspacing=1.5,
         borderpad=0,

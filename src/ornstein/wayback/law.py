@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ornstein.answers import View
 from ornstein.likelihood import PART_OF_THE_SPREAD
+from ornstein.linalg import safe_sqrt
 from ornstein.process import Process
 from ornstein.sampling import Route, Table, TableSolver
 from ornstein.sampling.grids import ruled_times
 from ornstein.wayback.spectrum import Spectrum
 
-Metric = Literal["relative", "wasserstein"]
+Metric = Literal["path", "relative", "wasserstein"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +33,13 @@ class SampleLaw:
     noise_level: float  # what is smaller does not count
     mean: Tensor  # (N,)
     std: Tensor  # (N,)
+    states: Tensor  # (m + 1, N) how far the law of the state is from its own, at every look
 
     def error(self, metric: Metric = "relative") -> Tensor:
         """How far the samples' law is from the data's: ().
 
+        path: root mean square over all looks and axes of the error of the state's law, in units of
+            that law. Errors of single steps can't be played off against each other.
         relative: root mean square over the axes of (s − ς, μ − m)/√(ς² + noise_level²); all axes
             count alike that the noise at the end does not hide.
         wasserstein: the Wasserstein-2 (Fréchet) distance between the two Gaussians, over that of
@@ -43,6 +47,8 @@ class SampleLaw:
         """
         check_metric(metric)
         own, weight = self.spectrum, self.spectrum.weight
+        if metric == "path":
+            return ((weight * self.states.square()).sum(-1).mean() / weight.sum()).sqrt()
         off = (self.std - own.std).square() + (self.mean - own.mean).square()
         if metric == "relative":
             unit = own.std.square() + self.noise_level**2
@@ -89,19 +95,27 @@ def law_of(
     times = solver.looks(grid)
     kernel = process.transition(times)
     route = Route(process, grid, times, kernel, spectrum.scale)
-    mean, std = _sent(solver.table(route), route, spectrum)
-    return SampleLaw(spectrum, noise_level, mean, std)
+    return SampleLaw(spectrum, noise_level, *_sent(solver.table(route), route, spectrum))
 
 
-def _sent(table: Table, route: Route, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
-    """μ and s of the samples along every axis: (N,) each."""
+def _sent(table: Table, route: Route, spectrum: Spectrum) -> tuple[Tensor, Tensor, Tensor]:
+    """μ and s of the samples along every axis: (N,) each; and the states' errors, (m + 1, N)."""
     L, a, view = route.kernel.cholesky, route.kernel.signal, View.of(route.kernel)
     square = spectrum.std.square().unsqueeze(-1)  # (N, 1)
     known = square / (square + view.sigma.square())  # (N, m + 1)
+    signals = spectrum.std[:, None, None] * a.unsqueeze(-1).unsqueeze(1)  # (m + 1, N, K, 1)
+    own = torch.linalg.cholesky(torch.eye(L.shape[-1]).to(L) + signals @ signals.mT)
+    errors: list[Tensor] = []
 
     def look(i: int, Y: Tensor) -> tuple[Tensor, Tensor]:
         """x̂: (N, C), and ε̂: (N, K, C), as coefficients; column 0 is m's."""
         white = torch.linalg.solve_triangular(L[i], Y, upper=False)
+        shift = (white[..., :1] - a[i].unsqueeze(-1)) * spectrum.mean[:, None, None]
+        parts = torch.cat([shift, white[..., 1:]], -1)  # of the state, in units of Σ …
+        parts = torch.linalg.solve_triangular(own[i], parts, upper=False)  # … and of its own law
+        off = parts[..., 1:] @ parts[..., 1:].mT - torch.eye(L.shape[-1]).to(L)
+        square_off = off.square().sum((-2, -1)) / 4 + parts[..., 0].square().sum(-1)
+        errors.append(safe_sqrt(square_off))
         noisy = view.sigma[i] * (view.direction[i] @ white)
         x = known[:, i, None] * noisy
         x = torch.cat([x[:, :1] + 1 - known[:, i, None], x[:, 1:]], -1)
@@ -125,7 +139,8 @@ def _sent(table: Table, route: Route, spectrum: Spectrum) -> tuple[Tensor, Tenso
             Y = Y + weight.unsqueeze(-1) * x.unsqueeze(-2)
         Y = Y if step.fresh is None else _with_new(Y, step.fresh)
     x, _ = look(len(table.steps), Y)
-    return x[:, 0] * spectrum.mean, torch.linalg.vector_norm(x[:, 1:], dim=-1)
+    std = torch.linalg.vector_norm(x[:, 1:], dim=-1)
+    return x[:, 0] * spectrum.mean, std, torch.stack(errors)
 
 
 def _with_new(Y: Tensor, fresh: Tensor) -> Tensor:

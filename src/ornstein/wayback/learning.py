@@ -5,8 +5,10 @@ times of the looks matter to a table. What is learned: Q, D = D̃D̃ᵀ, the var
 s_0 = T, log s_i = log s_{i−1} − exp(θ_i), the last one included. The error of the samples' law on
 Gaussian data (`sample_law`) is a smooth function of these few numbers; it is minimised by BFGS from
 several starts: every preset with so many variables, and a random process, each on its best rule.
-So the result is never worse than the best of them. A process must still come near its prior, since
-less noise at the start suits few steps, and Gaussian data more than others.
+
+Real data is not Gaussian, and errors that cancel for Gaussian data don't for others. Two things
+keep the result honest: times are smooth (second differences of θ cost), so that the errors of
+single steps are not played off against each other, and a process must come near its prior.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ WALL = 20.0  # how steeply the error rises beyond the gap that is allowed
 class LearnedWay:
     """A process and the times that suit a solver: for model.with_process(way.process)."""
 
-    process: Diffusion
+    process: Process
     solver: TableSolver  # with the learned times as its grid
     law: SampleLaw
     metric: Metric
@@ -73,6 +75,8 @@ def learn_process(
     n_aux: int = 0,
     metric: Metric = "relative",
     noise_level: float | None = None,
+    process: Process | None = None,
+    smoothness: float = 0.3,
     most_gap: float = 0.09,
     directions: int = 32,
     iterations: int = 200,
@@ -82,9 +86,11 @@ def learn_process(
 
     spectrum: of the data that is to be sampled, Spectrum.of(data, likelihood).
     steps: of the solver, by default what it says; solver.within(evaluations) counts for you.
-    n_aux: auxiliary variables of the process; 0 learns the times of VPSDE alone.
+    n_aux: auxiliary variables of the process; 0 learns VPSDE's speed and times.
+    process: one that stays as it is, so that only the times are learned.
     noise_level: the standard error of x at which a model is truncated, and smaller things do not
         count; by default a thousandth of the data.
+    smoothness: how much uneven times cost; 0 for the least error on Gaussian data.
     most_gap: nats per coordinate between y_T and the prior; `sample` accepts 0.1.
     directions: to how many the spectrum is condensed. iterations: at most, from each start.
     """
@@ -95,6 +101,13 @@ def learn_process(
     whole(iterations, "iterations", 1)
     if not (isinstance(most_gap, (int, float)) and most_gap > 0):
         raise ValueError(f"most_gap={most_gap!r}; expected a positive number of nats.")
+    if not (isinstance(smoothness, (int, float)) and smoothness >= 0):
+        raise ValueError(f"smoothness={smoothness!r}; expected a number ≥ 0.")
+    if process is not None and not isinstance(process, Process):
+        raise ValueError(
+            f"process was given as {type(process).__name__}; expected a process, for example "
+            "ornstein.cld(), or None."
+        )
     if not isinstance(spectrum, Spectrum):
         raise ValueError(
             f"spectrum was given as {type(spectrum).__name__}; expected ornstein.Spectrum.of(data, "
@@ -104,13 +117,15 @@ def learn_process(
     brief = spectrum.brief(directions)
     level = usual_level(spectrum) if noise_level is None else noise_level
     found: list[tuple[float, _Trial, str, Rule, float]] = []
-    for process, name in _starts(n_aux, seed):
-        rule, first = _best_rule(process, solver, brief, metric, level)
+    starts = _starts(n_aux, seed) if process is None else [(process, process.name)]
+    for start, name in starts:
+        rule, first = _best_rule(start, solver, brief, metric, level)
         if rule is None:
             continue
-        times = solver_times(process, replace(solver, grid=rule), brief, level)
-        trial = _Trial(process, times, name)
-        error = _minimise(trial, solver, brief, metric, level, most_gap, iterations)
+        times = solver_times(start, replace(solver, grid=rule), brief, level)
+        trial = _Trial(start, times, process is None)
+        aim = _Aim(solver, brief, metric, level, smoothness, most_gap)
+        error = _minimise(trial, aim, iterations)
         found.append((error, trial, name, rule, first))
     if not found:
         raise ValueError(
@@ -120,10 +135,10 @@ def learn_process(
     _, trial, _, _, _ = min(found, key=lambda one: one[0])
     _, _, name, rule, first = min(found, key=lambda one: one[4])
     with torch.no_grad():
-        process, grid = trial.frozen(), tuple(trial.times().tolist())
+        learned, grid = trial.frozen(), tuple(trial.times().tolist())
         final = replace(solver, grid=grid)
-        law = sample_law(process, final, spectrum, level)
-    return LearnedWay(process, final, law, metric, law.error(metric).item(), name, rule, first)
+        law = sample_law(learned, final, spectrum, level)
+    return LearnedWay(learned, final, law, metric, law.error(metric).item(), name, rule, first)
 
 
 def best_preset(
@@ -147,29 +162,31 @@ def best_preset(
 class _Trial(nn.Module):
     """A process and its times as free numbers."""
 
-    def __init__(self, start: Diffusion, times: Tensor, name: str) -> None:
+    def __init__(self, start: Process, times: Tensor, free: bool) -> None:
         super().__init__()
-        root = torch.linalg.cholesky(start.S)  # y' = rootᵀ y has S = 1
-        first = root[1:, 1:].mT @ start.auxiliary.root
-        self.process = Diffusion(
-            Skew((root.mT @ start.Q @ root / 2).contiguous()),
-            Semidefinite(_full(root.mT @ start.D @ root)),
-            rate=start.rate_d,
-            v0_variance=first @ first.mT if len(first) else 0.04,
-            learn_v0_variance=len(first) > 0,
-            horizon=start.horizon,
-            name=f"way-back-{start.n_vars - 1}",
-        )
         self.gaps = nn.Parameter((-times.log().diff()).log())
+        self.process = _freed(start) if free and isinstance(start, Diffusion) else start
+        self.free = free
+
+    def numbers(self) -> list[nn.Parameter]:
+        """What is learned."""
+        own = [p for p in self.process.parameters() if p.requires_grad] if self.free else []
+        return [self.gaps, *own]
+
+    def unevenness(self) -> Tensor:
+        """Mean square of the second differences of the logarithms of the gaps."""
+        return self.gaps.diff(n=2).square().sum() / max(len(self.gaps) - 2, 1)
 
     def times(self) -> Tensor:
         """T first: (n + 1,)."""
         horizon = self.gaps.new_full((1,), self.process.horizon)
         return torch.cat([horizon, horizon * (-self.gaps.exp().cumsum(0)).exp()])
 
-    def frozen(self) -> Diffusion:
+    def frozen(self) -> Process:
         """The process with its numbers as they are now, which can be saved and shared."""
         own = self.process
+        if not self.free or not isinstance(own, Diffusion):
+            return own
         factor = own.auxiliary.factor()[1:]
         return Diffusion(
             own.Q.detach(),
@@ -179,6 +196,21 @@ class _Trial(nn.Module):
             horizon=own.horizon,
             name=own.name,
         )
+
+
+def _freed(start: Diffusion) -> Diffusion:
+    """The same process with S = 1, Q, D and the variance of v₀ as parameters."""
+    root = torch.linalg.cholesky(start.S)  # y' = rootᵀ y has S = 1
+    first = root[1:, 1:].mT @ start.auxiliary.root
+    return Diffusion(
+        Skew((root.mT @ start.Q @ root / 2).contiguous()),
+        Semidefinite(_full(root.mT @ start.D @ root)),
+        rate=start.rate_d,
+        v0_variance=first @ first.mT if len(first) else 0.04,
+        learn_v0_variance=len(first) > 0,
+        horizon=start.horizon,
+        name=f"way-back-{start.n_vars - 1}",
+    )
 
 
 def _full(D: Tensor) -> Tensor:
@@ -203,7 +235,24 @@ def _starts(n_aux: int, seed: int) -> Iterator[tuple[Diffusion, str]]:
     yield Diffusion(raw - raw.mT, half, v0_variance=1.0, rate=Linear()), "vpsde"
 
 
-def _too_far(process: Diffusion, spectrum: Spectrum, most: float) -> Tensor:
+@dataclass(frozen=True)
+class _Aim:
+    """What is minimised."""
+
+    solver: TableSolver
+    spectrum: Spectrum
+    metric: Metric
+    noise_level: float
+    smoothness: float
+    most_gap: float
+
+    def __call__(self, trial: _Trial) -> Tensor:
+        law = law_of(trial.process, self.solver, trial.times(), self.spectrum, self.noise_level)
+        cost = law.error(self.metric).log() + self.smoothness * trial.unevenness()
+        return cost + _too_far(trial.process, self.spectrum, self.most_gap) if trial.free else cost
+
+
+def _too_far(process: Process, spectrum: Spectrum, most: float) -> Tensor:
     """What a process pays for not reaching its prior."""
     prior = torch.linalg.cholesky(process.prior_covariance)
     second = torch.tensor(spectrum.scale**2, dtype=torch.float64)
@@ -235,17 +284,9 @@ def _best_rule(
 # ---------------------------------------------------------------- BFGS
 
 
-def _minimise(
-    trial: _Trial,
-    solver: TableSolver,
-    spectrum: Spectrum,
-    metric: Metric,
-    noise_level: float,
-    most_gap: float,
-    iterations: int,
-) -> float:
-    """Move the trial to a minimum of the error; what a process refuses counts as infinite."""
-    parameters = [p for p in trial.parameters() if p.requires_grad]
+def _minimise(trial: _Trial, aim: _Aim, iterations: int) -> float:
+    """Move the trial to a minimum; what a process refuses counts as infinite. The cost."""
+    parameters = trial.numbers()
 
     def put(flat: Tensor) -> None:
         with torch.no_grad():
@@ -254,8 +295,7 @@ def _minimise(
     def look(flat: Tensor) -> tuple[float, Tensor]:
         put(flat)
         try:
-            law = law_of(trial.process, solver, trial.times(), spectrum, noise_level)
-            value = law.error(metric).log() + _too_far(trial.process, spectrum, most_gap)
+            value = aim(trial)
             slopes = torch.autograd.grad(value, parameters, allow_unused=True)
         except ValueError:
             return math.inf, flat
@@ -302,5 +342,5 @@ def _minimise(
             trial.frozen()
         except ValueError:
             continue
-        return math.exp(value)
+        return value
     return math.inf
