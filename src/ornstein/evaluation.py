@@ -258,17 +258,17 @@ class _Work:
         """What must not change when an evaluation goes on."""
         return {
             "format": FORMAT,
-            "model": _fingerprint(self.model),
-            "network": _name(self.model.network),
+            "model": fingerprint(self.model),
+            "network": network_print(self.model.network),
             "process": self.model.process.name,
-            "kernel": _kernel_print(self.model.process),
+            "kernel": kernel_print(self.model.process),
             "parametrisation": self.model.parametrisation,
             "precondition": self.model.precondition,
             "features": list(self.model.features),
             "likelihood": repr(self.likelihood),
             "truncation": repr(self.truncation),
             "given": self.given,
-            "times": "fitted" if times is None else f"{times!r} {_fingerprint(times)}",
+            "times": "fitted" if times is None else f"{times!r} {fingerprint(times)}",
             "seed": self.seed,
             "draws": self.draws,
             "limit": source.limit,
@@ -400,7 +400,7 @@ def _curve(work: _Work, rows: Rows, n: int, bins: int) -> Curve:
 # ---------------------------------------------------------------- small tools
 
 
-def _fingerprint(module: nn.Module) -> str:
+def fingerprint(module: nn.Module) -> str:
     """A checksum of all numbers of a module."""
     digest = hashlib.blake2b(digest_size=8)
     for name, value in sorted(module.state_dict().items()):
@@ -410,14 +410,14 @@ def _fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _name(network: Any) -> str:
+def network_print(network: Any) -> str:
     """What a network is, beside its numbers."""
     if isinstance(network, nn.Module):
         return hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()
     return str(getattr(network, "__qualname__", type(network).__qualname__))
 
 
-def _kernel_print(process: Process) -> list[str]:
+def kernel_print(process: Process) -> list[str]:
     """A few numbers of the kernel, which rates that are functions don't show elsewhere."""
     times = process.horizon * torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
     return [f"{v:.6e}" for v in process.transition(times).snr.detach().tolist()]

@@ -146,7 +146,7 @@ def test_its_gradient_is_the_slope(solver: str) -> None:
     grid = solver_times(process, way_back, spectrum, 0.01).clone().requires_grad_()
     numbers = [grid, *(p for p in process.parameters() if p.requires_grad)]
     slopes = torch.autograd.grad(
-        law_of(process, way_back, grid, spectrum, 0.01).error().log(), numbers
+        law_of(process, way_back, grid, spectrum, 0.01).error("path").log(), numbers
     )
     for number, slope in zip(numbers, slopes, strict=True):
         for place in range(number.numel()):
@@ -157,7 +157,7 @@ def test_its_gradient_is_the_slope(solver: str) -> None:
                     number.view(-1)[place] += sign * h
                     if not (number is grid and place == 0 and sign == 1):  # the horizon is fixed
                         law = law_of(process, way_back, grid, spectrum, 0.01)
-                        values.append(law.error().log().item())
+                        values.append(law.error("path").log().item())
                     number.view(-1)[place] -= sign * h
             if len(values) == 2:
                 measured = (values[0] - values[1]) / (2 * h)
@@ -172,7 +172,7 @@ def test_what_is_learned_beats_the_best_preset(solver: str, n_aux: int) -> None:
     """On its best rule, in the error that was minimised, with five network evaluations."""
     way_back = SOLVERS[solver].within(5)
     learned = learn_process(WIDE, way_back, n_aux=n_aux, noise_level=0.01, iterations=25)  # type: ignore[arg-type]
-    _, _, error = best_preset(WIDE, way_back, noise_level=0.01)  # type: ignore[arg-type]
+    _, _, error = best_preset(WIDE, way_back, learned.metric, noise_level=0.01)  # type: ignore[arg-type]
     assert learned.error < error
     assert learned.solver.evaluations == 5
     assert learned.process.n_vars == 1 + n_aux
@@ -184,7 +184,9 @@ def test_a_sketch_made_before_is_reached() -> None:
     both to 5 %, since its spectrum had other places."""
     for evaluations, known in ((5, 0.207), (10, 0.170)):
         solver = Exponential(order=1).within(evaluations)
-        learned = learn_process(WIDE, solver, noise_level=1e-5, most_gap=9.0, iterations=300)  # type: ignore[arg-type]
+        learned = learn_process(
+            WIDE, solver, noise_level=1e-5, most_gap=9.0, iterations=300, metric="relative"
+        )  # type: ignore[arg-type]
         assert learned.error == pytest.approx(known, rel=0.05)
 
 
@@ -228,7 +230,9 @@ def test_a_brief_spectrum_stands_for_the_whole() -> None:
     mean = (brief.weight * brief.std.log()).sum() / 24
     assert mean.item() == pytest.approx(WIDE.std.log().mean().item())
     process, solver = PROCESSES["vpsde"], SOLVERS["exponential-1"]
-    whole, short = (sample_law(process, solver, s, 0.01).error() for s in (WIDE, WIDE.brief(16)))
+    whole, short = (
+        sample_law(process, solver, s, 0.01).error("relative") for s in (WIDE, WIDE.brief(16))
+    )
     assert short.item() == pytest.approx(whole.item(), rel=0.05)
 
 
@@ -238,7 +242,7 @@ def test_mistakes() -> None:
         learn_process(spectrum, ornstein.ProbabilityFlow())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected ornstein\.Spectrum\.of"):
         learn_process([1.0, 0.1], Ancestral(5))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"metric='fid'; expected one of relative, wasserstein"):
+    with pytest.raises(ValueError, match=r"metric='fid'; expected one of relative, path"):
         learn_process(spectrum, Ancestral(5), metric="fid")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_aux=-1"):
         learn_process(spectrum, Ancestral(5), n_aux=-1)

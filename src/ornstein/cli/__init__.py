@@ -16,6 +16,7 @@ import torch
 import tyro
 
 from ornstein.cli import (
+    comparing,
     evaluating,
     inspecting,
     measuring,
@@ -34,6 +35,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "evaluate": (evaluating.Evaluate, evaluating.HELP),
     "sample": (sampling.Sample, sampling.HELP),
     "quality": (measuring.Measure, measuring.HELP),
+    "compare": (comparing.Compare, comparing.HELP),
     "inspect": (inspecting.Inspect, inspecting.HELP),
     "report": (reporting.Report, reporting.HELP),
 }
@@ -49,6 +51,7 @@ examples:
   ornstein evaluate runs/mnist-channel-cld --process vpsde cld alda
   ornstein sample runs/mnist-channel-cld --solver exponential --steps 20
   ornstein quality runs/mnist-channel-cld
+  ornstein compare runs/mnist-channel-cld --evaluations 5 10 20 50
   ornstein report runs/*
   ornstein inspect cld alda
   ornstein train --help"""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ornstein.cli.measuring import _cache, about
+from ornstein.cli.measuring import about, cache_folder
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
 from ornstein.cli.solving import VARIANTS
@@ -114,7 +114,7 @@ class Compare:
                 split=self.split,
                 batch_size=self.batch_size,
                 folder=folder,
-                cache=self.cache or _cache(),
+                cache=self.cache or cache_folder(),
             )
             first = ranks()[0] == 0
             self._announce(work, source.data, console if first else Console(quiet=True))

@@ -231,7 +231,7 @@ class _Job:
         if kind == "classifier":
             classes_of(data)
         extractor = inception(data, options.weights, device) if options.fid else None
-        return _Job(data, options.split, kind, extractor, options.cache or _cache(), device)
+        return _Job(data, options.split, kind, extractor, options.cache or cache_folder(), device)
 
     @property
     def held(self) -> int:
@@ -272,7 +272,7 @@ def about(seconds: float) -> str:
     return "less than a second" if seconds < 0.5 else f"about {of_time(seconds)}"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     """Where classifiers are kept: they depend on the data alone, and serve all runs."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "ornstein"

@@ -51,7 +51,7 @@ class Solving:
     steps: Annotated[int | None, NoHint] = None
     """Of the solver (default: its own, flow: adaptive)."""
     grid: Annotated[Rule | None, NoHint] = None
-    """How its times are spread (default: information, euler and splitting: logsnr)."""
+    """How its times are spread (default: curvature, euler and splitting: logsnr)."""
     order: Annotated[Literal[1, 2, 3] | None, NoHint] = None
     """Exponential: how many looks it extrapolates over (default: 2)."""
     stochasticity: Annotated[float | None, NoHint] = None

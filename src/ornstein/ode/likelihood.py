@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
-from ornstein.ode.volume import EXACT_UP_TO, Path, Trace, Volume, find_path
+from ornstein.ode.volume import EXACT_UP_TO, Path, Trace, Volume, ends_of, find_path
 from ornstein.sampling.flow import Method, check_method
 from ornstein.sampling.frames import Frame, Frames
 from ornstein.sampling.grids import whole
@@ -261,12 +261,12 @@ def _prior(frames: Frames, u: Tensor) -> Tensor:
 
 
 def _check_path(path: Path, frames: Frames) -> None:
-    first, last = (path.times[i].log().item() for i in (0, -1))
-    if not (abs(first - frames.first) < 1e-9 and abs(last - frames.last) < 1e-9):
+    given, own = [path.times[i].log().item() for i in (0, -1)], ends_of(frames)
+    if max(abs(a - b) for a, b in zip(given, own, strict=True)) > 1e-9:
         raise ValueError(
-            f"the path goes from s = {math.exp(first):.6g} to {math.exp(last):.6g} and this flow "
-            f"from {math.exp(frames.first):.6g} to {math.exp(frames.last):.6g}; expected a path "
-            "of the same model and truncation."
+            f"the path goes from s = {math.exp(given[0]):.6g} to {math.exp(given[1]):.6g} and this "
+            f"flow from {math.exp(own[0]):.6g} to {math.exp(own[1]):.6g}; expected a path of the "
+            "same model and truncation."
         )
 
 

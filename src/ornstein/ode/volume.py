@@ -15,6 +15,10 @@ log p. With probes it is that of u: the derivative of a network that knows singl
 changes its sign with every level that u passes, hundreds of times where there is much noise. No
 step would be short enough; but at an example's looks these are as random as the probes, and their
 noise is in the standard error over examples, too.
+
+The way ends where σ = 100 ς, or at the horizon if that is earlier. Beyond it the flow is that of
+the Gaussian answer, in which u stands still: what any data has beyond its mean and variance changes
+log p by about (ς/σ)³/6 there. The density is exact for this flow.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from ornstein.score import ScoreModel
 
 Trace = Literal["auto", "exact", "hutchinson"]
 EXACT_UP_TO = 32  # coordinates of the data for which "auto" takes the exact trace
+QUIET = 100.0  # σ/ς from which on there is nothing left to know beyond the Gaussian answer
 
 Probes = Callable[[int], Tensor]
 Flowing = tuple[Tensor, Tensor]  # states (B, K, d), and nats per coordinate gained so far (B, P)
@@ -53,7 +58,7 @@ Flowing = tuple[Tensor, Tensor]  # states (B, K, d), and nats per coordinate gai
 
 @dataclass(frozen=True)
 class Path:
-    """The steps of the flow from ε to T, the same for all examples."""
+    """The steps of the flow from ε to where nothing is left to know, the same for all examples."""
 
     times: Tensor  # (n + 1,) float64, rising
     method: Method
@@ -103,13 +108,21 @@ class Volume(Field):
             yield probe, torch.autograd.grad(value, at, probe, retain_graph=more)[0]
 
     def along(self, u: Tensor, count: int, path: Path) -> Flowing:
-        """u_T and what log p has gained per coordinate, from u_ε: (B, K, d), (B, count)."""
+        """u at the end and what log p has gained per coordinate: (B, K, d), (B, count)."""
         places = path.times.log().tolist()
         self.frames.learn([*stages(path.method, places), *places])
         flowing = (u, u.new_zeros(len(u), count))
         for start, end in pairwise(places):
             flowing = stepped(self, flowing, start, end, path.method)
         return flowing
+
+
+def ends_of(frames: Frames) -> tuple[float, float]:
+    """log s where the way begins and ends."""
+    process, most = frames.process, QUIET * frames.std
+    if not bool(process.transition(process.horizon).snr.rsqrt() > most):
+        return frames.first, frames.last
+    return frames.first, float(process.time_of_noise(most).log())
 
 
 def worst_of_both(error: Flowing) -> Tensor:
@@ -134,15 +147,14 @@ def find_path(
     with _watched(frames.model) as network:
         Volume(frames, lambda _: torch.ones_like(u[:, :1])).look(frames.first, (u, none))
         network.check()
-    ends = (frames.first, frames.last)
+    ends = ends_of(frames)
     if exact:
         field: Field = Volume(frames, None)
         places = chosen_steps(field, (u, none), ends, method, rtol, atol, worst_of_both)
     else:
         places = chosen_steps(Field(frames), u, ends, method, rtol, atol, worst)
     times = torch.tensor(places, dtype=torch.float64, device=x.device).exp()
-    times[-1] = frames.process.horizon
-    return Path(times, method)
+    return Path(times.clamp(max=frames.process.horizon), method)
 
 
 # ---------------------------------------------------------------- networks without derivatives

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ornstein.data import Dataset
-from ornstein.evaluation import _fingerprint, _kernel_print, _name
+from ornstein.evaluation import fingerprint, kernel_print, network_print
 from ornstein.ledger import processes as ranks
 from ornstein.process import Process
 from ornstein.quality.comparison import Comparison, LeftOut, Point
@@ -35,7 +35,7 @@ from ornstein.quality.costing import Cost, cost
 from ornstein.quality.distances import DIRECTIONS, NEIGHBOURS, whole
 from ornstein.quality.features import Features
 from ornstein.quality.keeping import SETTINGS, Kept
-from ornstein.quality.measuring import OTHER, Kind, SplitName, Tell, _chosen, usual_features
+from ornstein.quality.measuring import OTHER, Kind, SplitName, Tell, chosen, usual_features
 from ornstein.quality.referring import Against, Reference
 from ornstein.sampling import Ancestral, SamplingStep, Solver, TableSolver, sample
 from ornstein.score import ScoreModel
@@ -279,7 +279,7 @@ class Work:
 
     @cached_property
     def _spectrum(self) -> Spectrum:
-        return Spectrum.of(_chosen(self.data.train.x, EXAMPLES), self.model.likelihood)
+        return Spectrum.of(chosen(self.data.train.x, EXAMPLES), self.model.likelihood)
 
     # ---------------------------------------------------------------- the folder
 
@@ -289,8 +289,8 @@ class Work:
         features = usual_features(self.data) if self.features is None else self.features
         return {
             "format": FORMAT,
-            "model": _fingerprint(model),
-            "network": _name(model.network),
+            "model": fingerprint(model),
+            "network": network_print(model.network),
             "parametrisation": model.parametrisation,
             "precondition": bool(model.precondition),
             "likelihood": repr(model.likelihood),
@@ -321,7 +321,7 @@ class Work:
         about: list[Any] = [job.process, job.solver, repr(job.within), job.evaluations]
         if job.n_aux is None:
             process = self.named[job.process]
-            about += [_fingerprint(process), _kernel_print(process)]
+            about += [fingerprint(process), kernel_print(process)]
         mark = hashlib.blake2b(json.dumps(about).encode(), digest_size=4).hexdigest()
         words = re.sub(r"[^\w.]+", "-", f"{job.process}-{job.solver}")
         return f"points/{words}-{job.evaluations}-{mark}.json"

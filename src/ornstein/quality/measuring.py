@@ -161,15 +161,15 @@ def measure(
     seed: of the classifier and of the directions; most: examples of the reference at most.
     device: where to compute, by default where the samples are.
     """
-    _check(samples, data, split)
+    check_samples(samples, data, split)
     whole(neighbours, "neighbours", 1)
     whole(most, "most", 1)
     where = samples.device if device is None else torch.device(device)
     told = tell or (lambda text: None)
     scale = Scale.of(data)
-    using = _features(features, data, scale, seed, folder, where, told)
-    real = _chosen(getattr(data, split).x, most)
-    held = _chosen(getattr(data, OTHER[split]).x, len(samples))
+    using = features_of(features, data, scale, seed, folder, where, told)
+    real = chosen(getattr(data, split).x, most)
+    held = chosen(getattr(data, OTHER[split]).x, len(samples))
     matched = min(len(real), len(samples))
     if min(matched, len(samples)) <= neighbours and using is not None:
         raise ValueError(
@@ -184,7 +184,7 @@ def measure(
         sliced_wasserstein_with_error(scale(x.to(where)).flatten(1), flat, directions, seed)
         for x in (samples, held)[: 1 + enough]
     ]
-    found = [Figures(value, _known(error)) for value, error in sliced]
+    found = [Figures(value, known(error)) for value, error in sliced]
     if using is not None:
         reference = using.all(real, where, _counting(told, "features of the data"))
         for place, x in enumerate((samples, held)[: 1 + enough]):
@@ -192,7 +192,7 @@ def measure(
             vectors = using.all(x, where, _counting(told, f"features of {name}"))
             told(f"distances of {name}")
             few = reference[:matched]
-            found[place] = _with_features(found[place], vectors, reference, few, neighbours)
+            found[place] = with_features(found[place], vectors, reference, few, neighbours)
     return Quality(
         figures=found[0],
         floor=found[1] if enough else None,
@@ -220,7 +220,7 @@ def usual_features(data: Dataset) -> Kind:
     return "none" if len(data.shape) == 3 else "raw"
 
 
-def _features(
+def features_of(
     given: Features | Kind | None,
     data: Dataset,
     scale: Scale,
@@ -245,7 +245,7 @@ def _features(
     )
 
 
-def _with_features(
+def with_features(
     found: Figures, vectors: Tensor, reference: Tensor, few: Tensor, neighbours: int
 ) -> Figures:
     """With the figures that are about features."""
@@ -255,20 +255,20 @@ def _with_features(
     return replace(
         found,
         frechet=distance,
-        frechet_error=_known(distance_error),
+        frechet_error=known(distance_error),
         kernel_distance=kernel,
-        kernel_distance_error=_known(kernel_error),
+        kernel_distance_error=known(kernel_error),
         precision=precision,
         recall=recall,
     )
 
 
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
     """For JSON, which has no NaN."""
     return value if math.isfinite(value) else None
 
 
-def _chosen(x: Tensor, count: int) -> Tensor:
+def chosen(x: Tensor, count: int) -> Tensor:
     """The first of a fixed order, since files may be sorted; the same for every seed."""
     return x[shuffled(len(x), 0, "quality", device=x.device)[:count]]
 
@@ -277,7 +277,7 @@ def _counting(told: Tell, what: str) -> Callable[[int, int], None]:
     return lambda done, total: told(f"{what} {done:,}/{total:,}")
 
 
-def _check(samples: Tensor, data: Dataset, split: str) -> None:
+def check_samples(samples: Tensor, data: Dataset, split: str) -> None:
     if split not in OTHER:
         raise ValueError(f"split={split!r}; expected train, valid or test.")
     if not len(getattr(data, split)):

@@ -22,11 +22,11 @@ from ornstein.quality.measuring import (
     Kind,
     SplitName,
     Tell,
-    _check,
-    _chosen,
-    _features,
-    _known,
-    _with_features,
+    check_samples,
+    chosen,
+    features_of,
+    known,
+    with_features,
 )
 
 
@@ -79,10 +79,10 @@ class Reference:
     ) -> Reference:
         """The same as `measure` takes; seed is that of the classifier and of the directions."""
         where, told = torch.device(device), tell or (lambda text: None)
-        _check(data.train.x[:1], data, split)
+        check_samples(data.train.x[:1], data, split)
         scale = Scale.of(data)
-        using = _features(features, data, scale, seed, folder, where, told)
-        real, held = (_chosen(getattr(data, name).x, count) for name, count in
+        using = features_of(features, data, scale, seed, folder, where, told)
+        real, held = (chosen(getattr(data, name).x, count) for name, count in
                       ((split, MOST), (OTHER[split], n)))  # fmt: skip
         matched = min(len(real), n)
         if matched <= NEIGHBOURS and using is not None:
@@ -115,13 +115,13 @@ class Reference:
 
     def figures(self, samples: Tensor) -> Figures:
         """Of one set of samples, (n, *shape)."""
-        _check(samples, self.data, self.against.split)
+        check_samples(samples, self.data, self.against.split)
         where = self.flat.device
         own = self.scale(samples.to(where)).flatten(1)
         value, error = sliced_wasserstein_with_error(own, self.flat, DIRECTIONS, self.seed)
-        found = Figures(value, _known(error))
+        found = Figures(value, known(error))
         if self.features is None or self.vectors is None:
             return found
         mine = self.features.all(samples, where)
         few = self.vectors[: self.against.matched]
-        return _with_features(found, mine, self.vectors, few, NEIGHBOURS)
+        return with_features(found, mine, self.vectors, few, NEIGHBOURS)

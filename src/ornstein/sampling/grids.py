@@ -42,8 +42,8 @@ def as_grid(given: object) -> Grid:
         if given in GRIDS:
             return given
     elif isinstance(given, (Sequence, Tensor)):
-        flat = isinstance(given, Tensor) and given.dim() == 1
-        times = tuple(given.tolist() if flat else () if isinstance(given, Tensor) else given)
+        listed = given.tolist() if isinstance(given, Tensor) else given
+        times = tuple(listed) if isinstance(listed, Sequence) else ()
         if len(times) > 1 and all(isinstance(s, (int, float)) and s > 0 for s in times):
             falling = all(late > early for late, early in pairwise(times))
             if falling and math.isfinite(times[0]):

@@ -36,7 +36,7 @@ class Solver(ABC):
     """
 
     steps: int = 100
-    grid: Grid = "information"
+    grid: Grid = "curvature"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", as_grid(self.grid))

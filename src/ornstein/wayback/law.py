@@ -22,7 +22,7 @@ from ornstein.sampling import Route, Table, TableSolver
 from ornstein.sampling.grids import ruled_times
 from ornstein.wayback.spectrum import Spectrum
 
-Metric = Literal["path", "relative", "wasserstein"]
+Metric = Literal["relative", "path", "wasserstein"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +35,25 @@ class SampleLaw:
     std: Tensor  # (N,)
     states: Tensor  # (m + 1, N) how far the law of the state is from its own, at every look
 
-    def error(self, metric: Metric = "relative") -> Tensor:
+    def error(self, metric: Metric = "path") -> Tensor:
         """How far the samples' law is from the data's: ().
 
-        path: root mean square over all looks and axes of the error of the state's law, in units of
-            that law. Errors of single steps can't be played off against each other.
         relative: root mean square over the axes of (s − ς, μ − m)/√(ς² + noise_level²); all axes
             count alike that the noise at the end does not hide.
+        path: the same, and the error of the state's law at all looks on the way, in units of that
+            law: errors of single steps can't be played off against each other.
         wasserstein: the Wasserstein-2 (Fréchet) distance between the two Gaussians, over that of
             the data to its mean; the large axes count.
         """
         check_metric(metric)
         own, weight = self.spectrum, self.spectrum.weight
-        if metric == "path":
-            return ((weight * self.states.square()).sum(-1).mean() / weight.sum()).sqrt()
         off = (self.std - own.std).square() + (self.mean - own.mean).square()
-        if metric == "relative":
-            unit = own.std.square() + self.noise_level**2
-            return ((weight * off / unit).sum() / weight.sum()).sqrt()
-        return ((weight * off).sum() / (weight * own.std.square()).sum()).sqrt()
+        if metric == "wasserstein":
+            return ((weight * off).sum() / (weight * own.std.square()).sum()).sqrt()
+        off = off / (own.std.square() + self.noise_level**2)
+        if metric == "path":
+            off = off + self.states.square().sum(0)
+        return ((weight * off).sum() / weight.sum()).sqrt()
 
 
 def sample_law(

@@ -6,9 +6,9 @@ s_0 = T, log s_i = log s_{i−1} − exp(θ_i), the last one included. The error
 Gaussian data (`sample_law`) is a smooth function of these few numbers; it is minimised by BFGS from
 several starts: every preset with so many variables, and a random process, each on its best rule.
 
-Real data is not Gaussian, and errors that cancel for Gaussian data don't for others. Two things
-keep the result honest: times are smooth (second differences of θ cost), so that the errors of
-single steps are not played off against each other, and a process must come near its prior.
+Real data is not Gaussian, and errors that cancel for Gaussian data don't for others. Three things
+keep the result honest: the law of the state must be right at every look (the metric "path"), times
+are smooth (second differences of θ cost), and a process must come near its prior.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def learn_process(
     steps: int | None = None,
     *,
     n_aux: int = 0,
-    metric: Metric = "relative",
+    metric: Metric = "path",
     noise_level: float | None = None,
     process: Process | None = None,
     smoothness: float = 0.3,
@@ -144,7 +144,7 @@ def learn_process(
 def best_preset(
     spectrum: Spectrum,
     solver: TableSolver,
-    metric: Metric = "relative",
+    metric: Metric = "path",
     noise_level: float | None = None,
 ) -> tuple[str, str, float]:
     """The preset and the rule with the smallest error for a solver, and the error."""
