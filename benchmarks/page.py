@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import way_page
+from benchmarks.way_results import Results
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- benchmark figures -->", "<!-- end of benchmark figures -->"
@@ -343,7 +346,20 @@ def readme() -> str:
     text = (ROOT / "README.md").read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1] if END in rest else rest
-    return before + summary() + after
+    return way_page.filled(before + summary() + after, results())
+
+
+# ---------------------------------------------------------------- docs/solvers.md, way-back.md
+
+
+def results() -> Results:
+    """What was measured about solvers and ways back."""
+    return Results(*(read(f"{n}.json") for n in ("solvers-digits", "solvers-mnist", "wayback")))
+
+
+def about_sampling(name: str) -> str:
+    """A page about solvers with its figures renewed."""
+    return way_page.filled((ROOT / "docs" / name).read_text(), results())
 
 
 # ---------------------------------------------------------------- docs/bits-per-dim.md
@@ -487,6 +503,8 @@ def main() -> None:
     pages = {
         ROOT / "docs" / "benchmarks.md": page(),
         ROOT / "docs" / "bits-per-dim.md": explained(),
+        ROOT / "docs" / "solvers.md": about_sampling("solvers.md"),
+        ROOT / "docs" / "way-back.md": about_sampling("way-back.md"),
         ROOT / "README.md": readme(),
     }
     for path, text in pages.items():

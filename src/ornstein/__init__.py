@@ -7,6 +7,7 @@ from ornstein.draws import Counted, Draws, Generated
 from ornstein.evaluation import Curve, Evaluation, evaluate
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
 from ornstein.objectives import elbo, mism, noise_prediction, score_matching
+from ornstein.ode import OdeBound, OdeEvaluation, evaluate_ode, ode_likelihood
 from ornstein.process import Process
 from ornstein.processes import (
     PRESETS,
@@ -82,6 +83,8 @@ __all__ = [
     "Monotone",
     "NoiseLevel",
     "Objective",
+    "OdeBound",
+    "OdeEvaluation",
     "Optimiser",
     "PredictorCorrector",
     "ProbabilityFlow",
@@ -107,6 +110,7 @@ __all__ = [
     "diagnose",
     "elbo",
     "evaluate",
+    "evaluate_ode",
     "fit",
     "learn_process",
     "learned",
@@ -114,6 +118,7 @@ __all__ = [
     "mism",
     "networks",
     "noise_prediction",
+    "ode_likelihood",
     "psld",
     "quality",
     "sample",

@@ -86,7 +86,7 @@ class Evaluation:
         noise = "" if math.isnan(self.draw_error) else f", ±{self.draw_error:.2g} from draws alone"
         kind = "of a density " if self.density else ""
         return (
-            f"{_with_error(self.bits_per_dim, self.standard_error)} bits/dim {kind}"
+            f"{with_error(self.bits_per_dim, self.standard_error)} bits/dim {kind}"
             f"({self.bound} bound, {self.process}, {self.parametrisation}; truncated at "
             f"{self.truncation}; {self.draws} draw{'s' if self.draws > 1 else ''} × "
             f"{self.examples} example{'s' if self.examples > 1 else ''}{noise})"
@@ -106,7 +106,7 @@ class Evaluation:
         """Everything but the examples, for JSON."""
         record = {k: v for k, v in asdict(self).items() if not isinstance(v, (Tensor, dict))}
         record["curve"] = {k: v.tolist() for k, v in vars(self.curve).items()}
-        return _without_nan(record)
+        return without_nan(record)
 
     def save(self, path: str | Path, **more: Any) -> None:
         """Write it as JSON, with versions, machine and commit."""
@@ -157,7 +157,7 @@ def evaluate(
     model.eval()
     try:
         source = Source(data, limit)
-        work = _Work(model, given, likelihood, truncation, seed, draws, batch_size)
+        work = Work(model, given, likelihood, truncation, seed, draws, batch_size)
         settings = work.settings(source, times)
         store = Ledger(folder, settings, save_every)
         with torch.no_grad():
@@ -192,7 +192,7 @@ def evaluate(
 
 
 @dataclass
-class _Work:
+class Work:
     """What is computed for an example."""
 
     model: ScoreModel
@@ -275,7 +275,7 @@ class _Work:
         }
 
 
-def _one_pass(work: _Work, source: Source, store: Ledger, number: int) -> int:
+def _one_pass(work: Work, source: Source, store: Ledger, number: int) -> int:
     """Do what is left of one pass; the number of examples."""
     where, size = work.model.process.device, max(1, work.batch_size // work.draws)
     rank, world = processes()
@@ -302,7 +302,7 @@ def _one_pass(work: _Work, source: Source, store: Ledger, number: int) -> int:
     return count
 
 
-def _proposal(work: _Work, source: Source, times: Times | None, store: Ledger) -> Times:
+def _proposal(work: Work, source: Source, times: Times | None, store: Ledger) -> Times:
     """The given one, held fixed, or one fitted to the first examples."""
     if times is not None:
         return copy.deepcopy(times).eval()
@@ -317,7 +317,7 @@ def _proposal(work: _Work, source: Source, times: Times | None, store: Ledger) -
     return pilot.proposal(found, base, where)
 
 
-def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
+def _summary(work: Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
     """A pure function of the rows of n examples, which are in order."""
     model, dims = work.model, rows.dims
     counts = np.bincount(rows.index, minlength=n)
@@ -354,7 +354,7 @@ def _summary(work: _Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
     )
 
 
-def _draw_error(work: _Work, rows: Rows, n: int) -> float:
+def _draw_error(work: Work, rows: Rows, n: int) -> float:
     """The standard error, from draws alone, of the mean over examples, in nats; NaN if unknown."""
     passes, m = len(rows.index) // n, rows.samples.shape[1]
     samples = rows.samples.reshape(passes, n, m).transpose(1, 0, 2)  # (n, passes, m)
@@ -380,7 +380,7 @@ def _draw_error(work: _Work, rows: Rows, n: int) -> float:
     return math.sqrt(square * draws / (draws - 1) / (n * draws))
 
 
-def _curve(work: _Work, rows: Rows, n: int, bins: int) -> Curve:
+def _curve(work: Work, rows: Rows, n: int, bins: int) -> Curve:
     low, high = (float(v) for v in ends(work.truncation, work.model.process))
     edges = np.linspace(low, high, bins + 1)
     place = np.clip(np.searchsorted(edges, rows.logsnr, side="right") - 1, 0, bins - 1)
@@ -423,16 +423,16 @@ def kernel_print(process: Process) -> list[str]:
     return [f"{v:.6e}" for v in process.transition(times).snr.detach().tolist()]
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """NaN, which JSON does not know, as None."""
     if isinstance(value, dict):
-        return {key: _without_nan(v) for key, v in value.items()}
+        return {key: without_nan(v) for key, v in value.items()}
     if isinstance(value, list):
-        return [_without_nan(v) for v in value]
+        return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _with_error(value: float, error: float) -> str:
+def with_error(value: float, error: float) -> str:
     """'2.913 ± 0.012': as many digits as two of the error's."""
     if not math.isfinite(error) or error <= 0:
         return f"{value:.4f}"

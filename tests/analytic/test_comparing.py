@@ -198,8 +198,8 @@ def test_learned_ways_are_sampled_as_learned(data: Dataset) -> None:
         assert point.way["error"] < point.way["preset_error"]
         value, error = point.value("frechet"), point.error("frechet")
         assert value is not None and error is not None and before is not None
-        # the law's relative error is that of mean and standard deviation, in two coordinates
-        assert abs(value - 2 * point.way["error"] ** 2) < 5 * error + 4 / N
+        # two coordinates of deviation 1: the distance is 2·(relative Wasserstein distance)²
+        assert abs(value - 2 * point.way["wasserstein"] ** 2) < 5 * error + 4 / N
         assert value < before
 
 

@@ -229,7 +229,11 @@ def table(rows: list[Row]) -> Table:
             "± standard error over examples and draws; draws: what more of them would remove\n"
             "prior: the part of bits/dim that no network can win back\n"
             "difference: to the first of its kind, on the same examples"
-            + ("\nby the flow: of the ODE; difference: to the bound above it" if flows else "")
+            + (
+                "\nby the flow: likelihood of the ODE; difference: to the bound above it"
+                if flows
+                else ""
+            )
         ),
         caption_justify="left",
     )
@@ -273,5 +277,5 @@ def _kind(found: Evaluation) -> str:
 
 def _of_flow(ode: OdeEvaluation) -> str:
     """What a figure of the flow is about."""
-    draws = f" × {ode.draws} draws" if ode.draws > 1 else ""
-    return f"flow: {ode.examples} examples{draws} × {ode.evaluations} network evaluations"
+    many = f" × {ode.draws} draws" if ode.draws > 1 else ""
+    return f"flow: {ode.examples} examples{many}"

@@ -35,7 +35,7 @@ from ornstein.quality import (
 )
 from ornstein.quality.classifier import classes_of
 from ornstein.quality.distances import NEIGHBOURS
-from ornstein.quality.measuring import MOST, OTHER, SplitName
+from ornstein.quality.referring import MOST, OTHER, SplitName
 from ornstein.sampling import SamplingStep, sample
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model

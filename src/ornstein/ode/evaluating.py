@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 
 from ornstein.draws import Counted
-from ornstein.evaluation import Evaluation
-from ornstein.evaluation import _with_error as with_error
-from ornstein.evaluation import _without_nan as without_nan
-from ornstein.evaluation import _Work as Work
+from ornstein.evaluation import Evaluation, Work, with_error, without_nan
 from ornstein.examples import Source, marks_of
 from ornstein.files import write_arrays, write_text
 from ornstein.ledger import UNREADABLE, Ledger, Rows, agree, gathered, processes
@@ -133,8 +130,8 @@ def evaluate_ode(
     trace: Trace = "auto",
     probes: int | None = None,
     method: Method = "dopri5",
-    rtol: float = 1e-4,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
     batch_size: int = 256,
@@ -278,7 +275,7 @@ class _Evaluating:
             )
         scale, model = -1 / (rows.dims * math.log(2)), self.flow.model
         bits = scale * (rows.prior + rows.diffusion + rows.reconstruction)
-        exact = self.flow.exact(rows.dims)
+        exact, (rtol, atol) = self.flow.exact(rows.dims), self.flow.tolerances(rows.dims)
         return OdeEvaluation(
             bits_per_dim=float(bits.mean()),
             standard_error=float(bits.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan,
@@ -290,8 +287,8 @@ class _Evaluating:
             probes=0 if exact else self.flow.counted(rows.dims),
             evaluations=self.path.evaluations + self.flow.asks_again(self.likelihood),
             method=self.flow.method,
-            rtol=self.flow.rtol,
-            atol=self.flow.atol,
+            rtol=rtol,
+            atol=atol,
             dims=rows.dims,
             bound=f"{self.likelihood.name}, flow",
             process=model.process.name,

@@ -37,10 +37,11 @@ from ornstein.sampling.flow import Method, check_method
 from ornstein.sampling.frames import Frame, Frames
 from ornstein.sampling.grids import whole
 from ornstein.score import ScoreModel
-from ornstein.terms import Job, Random, root_entropy, whitening
+from ornstein.terms import Job, Random, root_entropy, total, whitening
 from ornstein.transition import mix
 from ornstein.truncation import Truncation
 
+USUAL, USUAL_EXACT = 1e-4, 1e-5  # tolerances with probes and with the exact trace
 CHUNK = 2**22  # numbers times levels at a time
 
 
@@ -74,8 +75,8 @@ def ode_likelihood(
     trace: Trace = "auto",
     probes: int | None = None,
     method: Method = "dopri5",
-    rtol: float = 1e-4,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
     random: Random = None,
@@ -88,8 +89,9 @@ def ode_likelihood(
         for up to 32 coordinates. probes: by default 1, or 2 with several draws, the least that
         keeps it a bound.
     rtol, atol: error allowed in a step, of the whitened state and, with the exact trace, of nats
-        per coordinate. The steps are chosen on the first 16 examples and then the same for all;
-        path: those of an earlier call, so that an example's figure does not depend on its batch.
+        per coordinate: by default 1e-5, or 1e-4 with probes, whose noise is larger. The steps are
+        chosen on the first 16 examples and then the same for all. path: those of an earlier call,
+        so that an example's figure does not depend on its batch.
     """
     flow = Flow(model, draws, trace, probes, method, rtol, atol, likelihood, truncation)
     with torch.no_grad():
@@ -105,13 +107,13 @@ class Flow:
     trace: Trace = "auto"
     probes: int | None = None
     method: Method = "dopri5"
-    rtol: float = 1e-4
-    atol: float = 1e-4
+    rtol: float | None = None
+    atol: float | None = None
     likelihood: Likelihood | None = None
     truncation: Truncation | None = None
 
     def __post_init__(self) -> None:
-        check_method(self.method, self.rtol, self.atol)
+        check_method(self.method, *self.tolerances(0))
         if self.trace not in ("auto", "exact", "hutchinson"):
             raise ValueError(
                 f"trace={self.trace!r}; expected 'exact', 'hutchinson' or 'auto' (exact for up to "
@@ -128,6 +130,11 @@ class Flow:
     def exact(self, dims: int) -> bool:
         """Whether the trace is, for data of so many coordinates."""
         return self.trace == "exact" or (self.trace == "auto" and dims <= EXACT_UP_TO)
+
+    def tolerances(self, dims: int) -> tuple[float, float]:
+        """rtol and atol, for data of so many coordinates."""
+        usual = USUAL_EXACT if self.exact(dims) else USUAL
+        return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
 
     def counted(self, dims: int) -> int:
         """How many probes there are: none is needed where the trace is exact."""
@@ -154,8 +161,8 @@ class Flow:
             return self._path(self.frames(job), values)
 
     def _path(self, frames: Frames, values: Tensor) -> Path:
-        exact = self.exact(frames.dims)
-        return find_path(frames, values, exact, self.method, self.rtol, self.atol)
+        exact, (rtol, atol) = self.exact(frames.dims), self.tolerances(frames.dims)
+        return find_path(frames, values, exact, self.method, rtol, atol)
 
     def frames(self, job: Job) -> Frames:
         """The coordinates of the flow."""
@@ -257,7 +264,7 @@ def _prior(frames: Frames, u: Tensor) -> Tensor:
     shift = torch.linalg.solve_triangular(factor, frame.kernel.response.unsqueeze(-1), upper=False)
     white = mix(shift, frames.mean[None, None, :], mix(inverse, u))
     less = (frame.volume - factor.diagonal().log().sum()) * frames.dims
-    return ((u - white) * (u + white)).sum((1, 2)) / 2 + less
+    return total((u - white) * (u + white)) / 2 + less
 
 
 def _check_path(path: Path, frames: Frames) -> None:
@@ -303,13 +310,13 @@ class _Decoded:
             found = found + job.likelihood.log_jacobian(job.data, job.u)
         else:
             raise ValueError(f"no reconstruction is known for {job.likelihood!r}")
-        return _Decoded(u, noise.square().sum((1, 2)), found)
+        return _Decoded(u, total(noise.square()), found)
 
     def against(self, u: Tensor, frames: Frames) -> Tensor:
         """log N(u_T; 0, 1) − log|M| − log q(y | x), with what has flown to u_T: (B,)."""
         frame = frames.at(frames.first)
         volume = frame.kernel.logdet / 2 - frame.volume
-        return (self.squares - u.square().sum((1, 2))) / 2 + volume * frames.dims
+        return (self.squares - total(u.square())) / 2 + volume * frames.dims
 
 
 def _time(frame: Frame, frames: Frames) -> Tensor:
@@ -325,7 +332,7 @@ def _of_levels(likelihood: Discrete, x: Tensor, noise: Tensor, frame: Frame) -> 
     for part, own in zip(x.flatten().split(size), along.flatten().split(size), strict=True):
         away = (part.unsqueeze(-1) - centres) / sigma  # of (x̃ − x_k)² − (x̃ − x)²
         rest.append(torch.logsumexp(-away * (away / 2 + own.unsqueeze(-1)), -1))
-    return -torch.cat(rest).reshape(x.shape).sum(1)
+    return -total(torch.cat(rest).reshape(x.shape))
 
 
 def _of_numbers(frames: Frames, x: Tensor, u: Tensor, frame: Frame) -> Tensor:
@@ -334,7 +341,7 @@ def _of_numbers(frames: Frames, x: Tensor, u: Tensor, frame: Frame) -> Tensor:
     sigma = frame.view.sigma
     width = sigma * std / torch.hypot(sigma.expand_as(std), std)
     error = (x - frames.estimate(u, frame)) / width
-    return -(error.square() / 2 + width.log() + math.log(2 * math.pi) / 2).sum(1)
+    return -total(error.square() / 2 + width.log() + math.log(2 * math.pi) / 2)
 
 
 def _of_states(frames: Frames, x: Tensor, noise: Tensor, drawn: Tensor, frame: Frame) -> Tensor:
@@ -354,5 +361,4 @@ def _of_states(frames: Frames, x: Tensor, noise: Tensor, drawn: Tensor, frame: F
     entropy = root_entropy(process.auxiliary.factor()) - (K - 1) / 2  # −log q(v₀|x) at ξ = 0
     constant = process.log_volume(s) + entropy - frame.kernel.logdet / 2
     constant = constant - K / 2 * math.log(2 * math.pi)
-    total = squares.sum((1, 2)) + aside.square().sum((1, 2)) - noise.square().sum((1, 2))
-    return total / 2 + d * constant
+    return (total(squares) + total(aside.square()) - total(noise.square())) / 2 + d * constant

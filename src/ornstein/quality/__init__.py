@@ -19,8 +19,8 @@ from ornstein.quality.distances import (
 )
 from ornstein.quality.features import Features, Raw, Scale
 from ornstein.quality.fidelity import Inception, inception
-from ornstein.quality.measuring import WORDS, Figures, Quality, measure, usual_features
-from ornstein.quality.referring import Against, Reference
+from ornstein.quality.measuring import WORDS, Quality, measure
+from ornstein.quality.referring import Against, Figures, Reference, usual_features
 
 __all__ = [
     "WORDS",

@@ -35,8 +35,16 @@ from ornstein.quality.costing import Cost, cost
 from ornstein.quality.distances import DIRECTIONS, NEIGHBOURS, whole
 from ornstein.quality.features import Features
 from ornstein.quality.keeping import SETTINGS, Kept
-from ornstein.quality.measuring import OTHER, Kind, SplitName, Tell, chosen, usual_features
-from ornstein.quality.referring import Against, Reference
+from ornstein.quality.referring import (
+    OTHER,
+    Against,
+    Kind,
+    Reference,
+    SplitName,
+    Tell,
+    chosen,
+    usual_features,
+)
 from ornstein.sampling import Ancestral, SamplingStep, Solver, TableSolver, sample
 from ornstein.score import ScoreModel
 from ornstein.sharing import name_or_description
@@ -335,6 +343,7 @@ def _described(way: LearnedWay) -> dict[str, Any]:
     return {
         "error": way.error,
         "metric": way.metric,
+        "wasserstein": way.law.error("wasserstein").item(),
         "preset": way.preset,
         "preset_grid": way.grid,
         "preset_error": way.preset_error,

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from ornstein.files import write_text
 from ornstein.provenance import provenance
 from ornstein.quality.keeping import as_json
-from ornstein.quality.measuring import Figures
-from ornstein.quality.referring import Against
+from ornstein.quality.referring import Against, Figures
 
 MORE = ("precision", "recall")  # of which more is better
 

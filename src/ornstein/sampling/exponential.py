@@ -24,18 +24,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ornstein.linalg import gauss_legendre, semidefinite_factor
+from ornstein.linalg import semidefinite_factor
 from ornstein.process import Process
+from ornstein.sampling.collocation import collocated, gauss_rule
 from ornstein.sampling.solvers import Route, Step, Table, TableSolver, rows
 
-NODES = 6  # Gauss points of a panel: errors of the 12th power of its length
 LENGTH = 0.5  # of a panel, measured by the size of what is integrated
 MOST_PANELS = 256
 LOOK = 33  # times at which that size is looked at, in each step
@@ -192,47 +190,18 @@ def _solved(
     process: Process, late: Tensor, early: Tensor, eta: float, start: Tensor, field: Field
 ) -> Tensor:
     """Y at the end of every step, where dY/dlog s = F Y + b: (n, N, M)."""
-    rule, low, high = _rule(late.device), early.log(), late.log()
+    rule, low, high = gauss_rule(late.device), early.log(), late.log()
     panels = _panels(process, low.detach(), high.detach(), eta)
     width, number = (high - low) / panels, torch.arange(panels).to(low)
     first = high.unsqueeze(-1) - width.unsqueeze(-1) * number
     places = first.unsqueeze(-1) - width[:, None, None] * rule.nodes  # (n, P, p), going back
     F, b = (part.unflatten(1, (panels, -1)) for part in field(places.flatten(1)))
-    moved, pushed = _collocated(F, b, width[:, None, None, None, None], rule)
+    back = -width[:, None, None, None, None]
+    moved, pushed = collocated(back * F, back * b, rule)
     answer = start
     for panel in range(panels):
         answer = moved[:, panel] @ answer + pushed[:, panel]
     return answer
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Collocation at Gauss points of [0, 1]."""
-
-    nodes: Tensor  # (p,)
-    inner: Tensor  # (p, p) integrals of the polynomials from 0 to each node
-    weights: Tensor  # (p,) … and to 1
-
-
-@cache
-def _rule(device: torch.device) -> Rule:
-    nodes, weights = (np.asarray(v) for v in gauss_legendre(NODES))
-    powers = np.arange(NODES)
-    basis = np.linalg.inv(nodes[:, None] ** powers)  # columns: coefficients of the polynomials
-    inner = (nodes[:, None] ** (powers + 1) / (powers + 1)) @ basis
-    return Rule(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
-
-
-def _collocated(F: Tensor, b: Tensor, width: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Panels of Y' = −w(F Y + b) over a place in [0, 1] as Y ↦ M Y + c: (…, N, N), (…, N, M)."""
-    *batch, p, N, _ = F.shape
-    # slopes k_i = −w (F_i (Y + Σ_j inner_ij k_j) + b_i)
-    right = -width * torch.cat([F, b], -1)
-    matrix = torch.einsum("ij,...iab->...iajb", rule.inner, width * F)
-    system = torch.eye(p * N).to(matrix) + matrix.reshape(*batch, p * N, p * N)
-    slopes = torch.linalg.solve(system, right.reshape(*batch, p * N, -1))
-    gained = torch.einsum("i,...ikc->...kc", rule.weights, slopes.reshape(*batch, p, N, -1))
-    return torch.eye(N).to(gained) + gained[..., :N], gained[..., N:]
 
 
 def _field(process: Process, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

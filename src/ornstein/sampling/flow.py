@@ -35,7 +35,7 @@ STAGES = {"euler": 1, "midpoint": 2, "heun2": 2, "heun3": 3, "rk4": 4}
 EMBEDDED = {"bosh3": 3, "dopri5": 6, "dopri8": 13}  # stages without the one that is shared
 PILOT = 16  # states on which steps are chosen
 FIRST = 0.05  # the first step that is tried, as a part of the way
-MOST_STEPS = 5000
+MOST_STEPS = 2000
 
 State = Any  # what is integrated: a tensor, or a tuple of them
 Norm = Callable[[State], Tensor]

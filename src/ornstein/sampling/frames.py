@@ -22,18 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ornstein.answers import View
-from ornstein.linalg import gauss_legendre, lower_inverse, orthogonal_reduction
+from ornstein.linalg import lower_inverse, orthogonal_reduction
+from ornstein.sampling.collocation import collocated, gauss_rule
 from ornstein.score import ScoreModel
 from ornstein.transition import Transition, mix
 
-NODES = 6  # Gauss points of a panel: errors of the 12th power of its length
 LENGTH = 0.3  # of a panel, in radians that are turned and half e-folds of time
 MOST_PANELS = 4096
 LOOK = 2049  # times at which the speed of the turn is looked at, to share out the panels
@@ -209,29 +207,12 @@ class Frames:
 
     def _collocated(self, start: Tensor, end: Tensor) -> Tensor:
         """V from start to end, each within a panel, by collocation: (n, K, K), orthogonal."""
-        nodes, inner, weights = _rule(start.device)
+        rule = gauss_rule(start.device)
         width = (end - start)[:, None]
-        field = self._speed(start[:, None] + width * nodes) * width[..., None, None]
-        n, p, K, _ = field.shape
-        # slopes k_i = F_i (1 + Σ_j inner_ij k_j)
-        matrix = torch.einsum("ij,niab->niajb", inner, field).reshape(n, p * K, p * K)
-        eye = torch.eye(p * K).to(matrix)
-        slopes = torch.linalg.solve(eye - matrix, field.reshape(n, p * K, K)).reshape(n, p, K, K)
-        return torch.eye(K).to(slopes) + torch.einsum("i,nikc->nkc", weights, slopes)
+        field = self._speed(start[:, None] + width * rule.nodes) * width[..., None, None]
+        return collocated(field, None, rule)[0]
 
 
 def _turned(V: Tensor, vector: Tensor) -> Tensor:
     """A matrix for each of the vectors (n, K)."""
     return (V @ vector.unsqueeze(-1)).squeeze(-1)
-
-
-@cache
-def _rule(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Gauss points of [0, 1], integrals of their polynomials up to each of them, and up to 1."""
-    nodes, weights = (np.asarray(v) for v in gauss_legendre(NODES))
-    powers = np.arange(NODES)
-    basis = np.linalg.inv(nodes[:, None] ** powers)  # columns: coefficients of the polynomials
-    inner = (nodes[:, None] ** (powers + 1) / (powers + 1)) @ basis
-    found = (torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights))
-    first, second, third = found
-    return first, second, third

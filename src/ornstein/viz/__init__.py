@@ -11,6 +11,7 @@ from ornstein.viz.html import Section, Table, measured
 from ornstein.viz.images import grid, picture, save_image, scatter
 from ornstein.viz.page import page
 from ornstein.viz.report import report
+from ornstein.viz.solvers import solvers
 from ornstein.viz.style import save
 from ornstein.viz.summary import Summary, curves, numbered, summarise
 
@@ -34,6 +35,7 @@ __all__ = [
     "save_image",
     "scatter",
     "shares",
+    "solvers",
     "summarise",
     "training",
     "where",
