@@ -1,6 +1,6 @@
 """How much of a sampling run is not the network: ratios within one run, as JSON.
 
-    python -m benchmarks.overhead [--batch 64] [--out benchmarks/results/overhead.json]
+    python -m benchmarks.overhead [--batch 32] [--out benchmarks/results/overhead.json]
 
 50 steps with the U-Net of MNIST (1.1 M parameters, random weights), from nothing to pixels: tables
 of the solver, whitening, mixing, noise and pixels are on one side, the calls of the network on the
@@ -51,7 +51,7 @@ class Timed(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--processes", nargs="*", default=["vpsde", "cld", "alda"])
     parser.add_argument("--out", default="benchmarks/results/overhead.json")
     args = parser.parse_args()

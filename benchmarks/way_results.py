@@ -110,3 +110,9 @@ def ways(results: Results) -> tuple[str, ...]:
     """The solvers for which times were learned, in the order of the other tables."""
     known = {row["solver"] for row in results.wayback["rows"]}
     return tuple(name for name in results.solvers("digits") if name in known)
+
+
+def sliced(results: Results, count: int) -> list[tuple[float, str]]:
+    """Sliced Wasserstein distances on learned times, with their solvers, the smallest first."""
+    rows = ((results.row(solver, count, "0"), solver) for solver in ways(results))
+    return sorted((row["sliced_wasserstein"], solver) for row, solver in rows if row is not None)

@@ -1,14 +1,22 @@
-"""The figures in the docs are those of the result files, and each file says where it was made."""
+"""The figures in the docs are those of the result files, and each file says where it was made.
+
+What the pages say in words about solvers and ways back is held to the same files.
+"""
 
 from __future__ import annotations
 
 import json
+from math import hypot
 
 import pytest
+import torch
 
-from benchmarks import page
+import ornstein
+from benchmarks import page, way_page
+from benchmarks.way_results import FEW, Figure, Results, sliced, ways
 
 FILES = sorted(page.RESULTS.glob("*.json"))
+SAMPLING = ("solvers.md", "way-back.md")
 
 
 def test_pages_are_what_the_results_say() -> None:
@@ -17,8 +25,116 @@ def test_pages_are_what_the_results_say() -> None:
     assert (page.ROOT / "README.md").read_text() == page.readme()
 
 
+@pytest.mark.parametrize("name", SAMPLING)
+def test_pages_about_sampling_are_what_the_results_say(name: str) -> None:
+    assert (page.ROOT / "docs" / name).read_text() == page.about_sampling(name)
+
+
+def test_every_figure_has_its_place() -> None:
+    pages = [page.ROOT / "docs" / name for name in SAMPLING] + [page.ROOT / "README.md"]
+    places = [found[2] for path in pages for found in way_page.PLACE.finditer(path.read_text())]
+    assert sorted(places) == sorted(way_page.FIGURES)
+
+
+def test_a_wrong_figure_is_seen(results: Results) -> None:
+    text = (page.ROOT / "docs" / "solvers.md").read_text()
+    figure = str(results.ruled("digits", "vpsde", "sde-2", 10))
+    assert figure in text
+    assert way_page.filled(text.replace(figure, "0.01 ± 0.01"), results) == text
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_results_say_where_they_were_made(path: page.Path) -> None:
     record = json.loads(path.read_text())["provenance"]
     assert {"date", "python", "torch", "system", "cpu", "commit"} <= set(record)
     assert len(record["commit"]) == 12 and int(record["commit"], 16) >= 0  # a commit, unchanged
+
+
+# ---------------------------------------------------------------- what the pages say in words
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return page.results()
+
+
+def known(found: Figure | None) -> Figure:
+    assert found is not None
+    return found
+
+
+def as_good(one: Figure, other: Figure, errors: float = 1) -> bool:
+    """Within the standard error of the difference, or so many of them."""
+    return one.value - other.value < errors * hypot(one.error, other.error)
+
+
+def test_the_recommended_solvers(results: Results) -> None:
+    for count in (10, 20):
+        for process in ("vpsde", "cld", "learned-1"):
+            assert results.best("digits", process, count).solver == "sde-2"
+        for process in ("vpsde", "cld"):
+            best = results.best("mnist", process, count).solver
+            assert best in ("exponential-2", "exponential-3")
+    for process in ("vpsde", "learned-1"):
+        assert results.best("digits", process, 5).solver == "exponential-2"
+    for count in (50, 100):
+        assert results.best("mnist", "vpsde", count).solver == "sde-2"
+        best = results.best("digits", "vpsde", count)
+        every = [
+            known(results.ruled("digits", "vpsde", s, count)) for s in results.solvers("digits")
+        ]
+        assert sum(as_good(one, best) for one in every) >= 9  # of 11: "most solvers agree"
+
+
+def test_which_process(results: Results) -> None:
+    for count in FEW:
+        cld = results.best("digits", "cld", count).value
+        assert results.best("digits", "vpsde", count).value < cld
+        assert results.best("digits", "learned-1", count).value < cld
+
+
+def test_few_evaluations_against_many(results: Results) -> None:
+    for process in ("vpsde", "cld", "learned-1"):
+        many = known(results.ruled("digits", process, "euler", 500))
+        assert as_good(results.shortest(process), many)
+    for process in ("vpsde", "cld"):
+        many = known(results.ruled("mnist", process, "euler", 500))
+        assert not as_good(results.shortest(process, "mnist"), many)
+
+
+def test_times_for_cld(results: Results) -> None:
+    for solver in way_page.TIMED:
+        for count in FEW:
+            cld = known(results.learned(solver, count, "times:cld"))
+            own = results.sampled(solver, count, "0")
+            if count == 5:
+                assert cld.value > own.value
+            else:
+                behind = count == 10 and solver in ("exponential-1", "heun")
+                assert as_good(cld, own, errors=2) != behind
+
+
+def test_the_grid_of_mnist(results: Results) -> None:
+    labels = [p["label"] for p in results.mnist["points"] if p["solver"] != "euler"]
+    assert all("grid='information'" in label for label in labels)
+
+
+def test_large_errors_take_a_short_way(results: Results) -> None:
+    def ends(solver: str) -> list[float]:
+        row = results.row(solver, 10, "0")
+        assert row is not None
+        process = ornstein.Diffusion(Q=[[0.0]], D=row["D"])
+        times = torch.tensor([row["times"][0], row["times"][-1]], dtype=torch.float64)
+        return process.transition(times).logsnr.tolist()
+
+    begins, stops = ends("exponential-2")
+    for solver in ("ancestral", "splitting", "corrector", "euler"):
+        begin, stop = ends(solver)
+        assert begins < begin and stop < stops
+
+
+def test_the_two_figures_differ_about_short_ways(results: Results) -> None:
+    frechet = min(ways(results), key=lambda solver: results.sampled(solver, 5, "0").value)
+    order = [solver for _, solver in sliced(results, 5)]
+    assert frechet == "splitting" and order.index("splitting") >= len(order) // 2
+    assert order[0] == "exponential-2"

@@ -338,7 +338,7 @@ def test_one_step_is_exact_for_a_single_point(name: str) -> None:
 def test_the_step_of_ho_et_al() -> None:
     """VPSDE: the posterior of DDPM (their equations 6 and 7), in ᾱ alone."""
     model = gaussian(made("vpsde"))
-    way = way_of(model, Ancestral(50))
+    way = way_of(model, Ancestral(50, "information"))
     data, noise, fresh = stacked(table_of(Ancestral(), way))
     bar = way.kernel.response[:, 0].square()  # ᾱ
     late, early = bar[:-1], bar[1:]
@@ -641,7 +641,7 @@ def test_the_callback_sees_every_step() -> None:
     assert [step.number for step in seen] == 2 * [*range(1, 13)]
     assert {step.total for step in seen} == {12}
     assert [step.samples for step in seen] == 12 * [range(3)] + 12 * [range(3, 5)]
-    times = grid_times(model, 12, "information").tolist()
+    times = grid_times(model, 12, STEPS.grid).tolist()
     assert [step.s for step in seen] == 2 * times[1:]
     for step in (seen[11], seen[23]):
         assert step.y.shape == (len(step.samples), 3, 2, 3)
@@ -657,7 +657,7 @@ def test_the_callback_sees_every_step() -> None:
 
 
 def test_solvers_are_values() -> None:
-    assert Ancestral() == Ancestral(100, "information") != Ancestral(50)
+    assert Ancestral() == Ancestral(100, "curvature") != Ancestral(50)
     assert len({Ancestral(), Ancestral(100), EulerMaruyama()}) == 2
     assert EulerMaruyama() == EulerMaruyama(1000, "logsnr")
 
@@ -792,7 +792,7 @@ def test_a_network_that_breaks_down() -> None:
             return torch.where(logsnr[:, None] > 2, math.nan, torch.zeros_like(x))
 
     model = ScoreModel(Breaks(), process, Discrete(16), data_std=0.6)
-    times = grid_times(model, 12, "information")
+    times = grid_times(model, 12, STEPS.grid)
     step = int((process.transition(times).logsnr <= 2).sum())  # the first look that fails
     text = message(lambda: sample(model, 3, STEPS, shape=(2,)))
     says(text, f"in step {step + 1} of 12", f"s = {times[step].item():.6g}", "not finite")

@@ -31,6 +31,7 @@ from tests.analytic.test_solvers import (
     model_for,
     moments,
     process_of,
+    smooth,
 )
 
 ORDERED = ["vpsde", "cld", "psld", "alda", "malda", "coupled-3"]
@@ -79,7 +80,10 @@ def test_a_third_look_does_not_raise_the_weak_order(name: str) -> None:
 def flow_errors(name: str, make: Make, steps: tuple[int, int]) -> list[float]:
     """Of the map from y_T to x, against the exact one."""
     exact, start = flow_map(name), from_prior(process_of(name))
-    return [float(np.linalg.norm(carried(model_for(name), make(n), start) - exact)) for n in steps]
+    return [
+        float(np.linalg.norm(carried(model_for(name), smooth(make(n)), start) - exact))
+        for n in steps
+    ]
 
 
 @pytest.mark.parametrize(
