@@ -128,8 +128,31 @@ def page() -> str:
         *bound_lines(read("bound-h200.json")),
         *digits_lines(read("digits.json")),
         *step_lines(read("training-step-cpu.json"), read("training-step-h200.json")),
+        *overhead_lines(read("overhead.json")),
     ]
     return "\n".join(lines)
+
+
+def overhead_lines(record: dict[str, Any]) -> list[str]:
+    """What a sampling run does beside asking the network."""
+    table = record["rows"]
+    names = list(dict.fromkeys(row["process"] for row in table))
+    lines = [
+        "## Sampling, outside the network",
+        "",
+        f"`python -m benchmarks.overhead`: {record['batch']} MNIST-size samples at "
+        f"{table[0]['calls']} network evaluations with the U-Net of 1.1 M parameters, from nothing "
+        "to pixels. The part of the time that is not the network: the solver's table, whitening, "
+        "mixing, noise, pixels. At most "
+        f"{max(row['outside'] for row in table):.1%}.",
+        "",
+        "| solver | " + " | ".join(names) + " |",
+        "| --- |" + " --- |" * len(names),
+    ]
+    for solver in dict.fromkeys(row["solver"] for row in table):
+        cells = [f"{row['outside']:.1%}" for row in table if row["solver"] == solver]
+        lines.append(f"| {solver} | {' | '.join(cells)} |")
+    return [*lines, "", f"({where(record)})", ""]
 
 
 def step_lines(cpu: dict[str, Any], gpu: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Draw the pictures of the pages from the JSON files of the results.
 
-    python -m benchmarks.pictures
+python -m benchmarks.pictures
 """
 
 from __future__ import annotations

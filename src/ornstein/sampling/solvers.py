@@ -8,7 +8,7 @@ table: the state at the next look is a fixed combination of what was seen at thi
 
 and the sample is x̂ at the last look, at ε, which is the mean of the data there. A table depends on
 the process and the grid alone. On Gaussian data x̂ is linear too, and the law of the samples a
-closed form (`surrogate`). The state is float64, since whitening it cancels; the network gets its
+closed form (`wayback`). The state is float64, since whitening it cancels; the network gets its
 own type. Every sample has its own noise, a function of the seed and of its number.
 """
 
