@@ -47,7 +47,14 @@ from ornstein.times import Adaptive, Importance, Information, LogSNR, Times, Uni
 from ornstein.training import Objective, Optimiser, Step, Training, Watch, fit
 from ornstein.transition import Transition
 from ornstein.truncation import FixedTime, NoiseLevel
-from ornstein.wayback import LearnedWay, SampleLaw, Spectrum, learn_process, sample_law
+from ornstein.wayback import (
+    LearnedWay,
+    SampleLaw,
+    Spectrum,
+    learn_process,
+    learn_times,
+    sample_law,
+)
 
 __version__ = "0.1.0"
 
@@ -113,6 +120,7 @@ __all__ = [
     "evaluate_ode",
     "fit",
     "learn_process",
+    "learn_times",
     "learned",
     "malda",
     "mism",

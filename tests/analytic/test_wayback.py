@@ -206,6 +206,25 @@ def test_what_is_learned_can_be_used_and_kept(tmp_path: object) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["vpsde", "cld"])
+def test_times_for_a_trained_model(name: str) -> None:
+    """As `learn_process` with the model's process, data and truncation; the process is its own."""
+    process = PROCESSES[name]
+    model = ScoreModel(ornstein.networks.UNet.tiny(), process, Discrete(17), data_std=0.7)
+    x = ornstein.data.load("digits").train.x
+    solver = Exponential(5)
+    way = ornstein.learn_times(model, x, solver)
+    level = model.truncation.standard_error  # type: ignore[union-attr]
+    spectrum = Spectrum.of(x, model.likelihood)
+    by_hand = learn_process(spectrum, solver, process=process, noise_level=level)
+    assert way.solver.grid == pytest.approx(by_hand.solver.grid, rel=1e-9)  # a level's last digit
+    assert replace(way.solver, grid="curvature") == solver and way.process is not process
+    _, _, best = best_preset(spectrum, solver, noise_level=level)
+    assert way.error < way.preset_error and (name != "vpsde" or way.error < best)
+    with pytest.raises(ValueError, match="no closed form"):
+        ornstein.learn_times(model, x, ornstein.ProbabilityFlow())  # type: ignore[arg-type]
+
+
 def test_a_spectrum_is_the_data_s() -> None:
     """Of points with a known covariance and mean, and of pixels."""
     generator = torch.Generator().manual_seed(0)

@@ -606,7 +606,25 @@ def test_samples_of_every_solver(here: Path, said: Said) -> None:
         ("--solver", "exponential", "--stochasticity", "0.5", "--grid", "logsnr"): (
             ornstein.Exponential(4, "logsnr", stochasticity=0.5)
         ),
+        ("--solver", "exponential", "--extrapolate", "noise"): (
+            ornstein.Exponential(4, extrapolate="noise")
+        ),
+        ("--solver", "heun", "--grid", "quadratic"): ornstein.Heun(4, "quadratic"),
+        ("--solver", "splitting", "--reference", "prior"): (
+            ornstein.Splitting(4, reference="prior")
+        ),
+        ("--solver", "corrector", "--corrections", "2"): (
+            ornstein.PredictorCorrector(4, corrections=2)
+        ),
+        ("--solver", "flow", "--method", "midpoint"): (
+            ornstein.ProbabilityFlow(4, method="midpoint")
+        ),
         ("--solver", "euler"): ornstein.EulerMaruyama(4),
+        ("--solver", "exponential", "--grid", "learned"): (
+            ornstein.learn_times(
+                model, ornstein.data.load("digits").train.x, ornstein.Exponential(4)
+            ).solver
+        ),
     }
     for way, solver in ways.items():
         assert (
@@ -616,6 +634,8 @@ def test_samples_of_every_solver(here: Path, said: Said) -> None:
         assert np.array_equal(np.load(here / "s.npz")["samples"], truth.numpy())
     code, _, err = said("sample", CHANNEL_RUN, "--order", "2")
     assert code == 2 and "--order is for --solver exponential" in err
+    code, _, err = said("sample", CHANNEL_RUN, "--solver", "flow", "--grid", "learned")
+    assert code == 2 and "--grid learned is not for --solver flow" in err
 
 
 def test_samples_as_pictures(here: Path, said: Said) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
-from ornstein.cli.solving import Solving
+from ornstein.cli.solving import Solving, progress
 from ornstein.cli.words import of_time
 from ornstein.data import Dataset, arrays
 from ornstein.ledger import processes
@@ -36,7 +36,7 @@ from ornstein.quality import (
 from ornstein.quality.classifier import classes_of
 from ornstein.quality.distances import NEIGHBOURS
 from ornstein.quality.referring import MOST, OTHER, SplitName
-from ornstein.sampling import SamplingStep, sample
+from ornstein.sampling import sample
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
 
@@ -139,6 +139,7 @@ class Measure:
         return {
             "process": self._process(opened),
             "solver": repr(solver),
+            "grid": self.solving.grid or solver.grid,
             "evaluations": solver.evaluations,
             "seed": self.seed,
         }
@@ -153,7 +154,7 @@ class Measure:
             job.announce(len(found), console)
             return found
         model = opened.model if self.process is None else under(opened.model, self.process)
-        solver, shape = self.solving.chosen(), job.data.shape
+        solver, shape = self.solving.fitted(model, lambda: job.data), job.data.shape
         n = (min(USUAL, job.held) or USUAL) if self.n is None else self.n
         guess = cost(model, n, solver, shape=shape, batch_size=self.batch_size)
         if processes()[0] == 0:
@@ -162,12 +163,7 @@ class Measure:
                 asked = f"{guess.evaluations:,} network evaluations each: {about(guess.seconds)}"
             console.print(f"{n:,} samples under {model.process.name}, {asked}")
             job.announce(n, console)
-        with console.status("sampling …") as status:
-
-            def told(step: SamplingStep) -> None:
-                done = min(step.samples.stop, n)
-                status.update(f"sampling … step {step.number}/{step.total} of {done:,}/{n:,}")
-
+        with progress(console, n, processes()[1]) as told:
             return sample(
                 model,
                 n,

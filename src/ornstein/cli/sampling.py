@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import tyro
 from rich.console import Console
 
 from ornstein import viz
-from ornstein.cli.opening import under
+from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
 from ornstein.cli.solving import Solving, progress
 from ornstein.cli.words import of_time
@@ -30,6 +31,7 @@ examples:
   ornstein sample runs/digits-channel-vpsde
   ornstein sample runs/digits-channel-vpsde --process cld --steps 200 --out cld.png
   ornstein sample runs/digits-channel-vpsde --solver exponential --steps 20
+  ornstein sample runs/digits-channel-vpsde --solver exponential --steps 9 --grid learned
   ornstein sample runs/mnist-channel-vpsde --n 10000 --out samples.npz
   ornstein sample runs/mnist-channel-vpsde --n 100 --start 500 --seed 1 --out pictures/"""
 
@@ -56,6 +58,10 @@ class Sample:
     """Of a run: its best checkpoint on validation, or its last."""
     out: Annotated[Path | None, NoHint] = None
     """A .png grid, an .npz file, or a folder for one picture each (default: samples in the run)."""
+    data: Annotated[str | None, NoHint] = None
+    """For --grid learned: other data than the model was trained on."""
+    data_folder: Annotated[str | None, NoHint] = None
+    """For --grid learned: where the files of a named set are."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
 
@@ -71,7 +77,8 @@ class Sample:
             layout = getattr(model.network, "layout", None)
             images = levels is not None and (layout is None or len(layout.shape) == 3)
             self._check(out, images)
-            solver = self.solving.chosen()
+            load = partial(data_of, opened, self.data, self.data_folder)
+            solver = self.solving.fitted(model, lambda: load().data)
             began = time.perf_counter()
             with progress(console, self.n, processes()[1]) as told:
                 found = sample(

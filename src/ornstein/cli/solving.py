@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ornstein.cli.reading import NoHint
+from ornstein.data import Dataset
 from ornstein.sampling import (
     Ancestral,
     EulerMaruyama,
@@ -21,8 +22,11 @@ from ornstein.sampling import (
     SamplingStep,
     Solver,
     Splitting,
+    TableSolver,
 )
 from ornstein.sampling.grids import Rule
+from ornstein.score import ScoreModel
+from ornstein.wayback import learn_times
 
 Name = Literal["ancestral", "exponential", "heun", "flow", "splitting", "corrector", "euler"]
 
@@ -50,8 +54,9 @@ class Solving:
     Euler–Maruyama."""
     steps: Annotated[int | None, NoHint] = None
     """Of the solver (default: its own, flow: adaptive)."""
-    grid: Annotated[Rule | None, NoHint] = None
-    """How its times are spread (default: curvature, euler and splitting: logsnr)."""
+    grid: Annotated[Rule | Literal["learned"] | None, NoHint] = None
+    """How its times are spread (default: curvature, euler and splitting: logsnr); learned finds the
+    times that suit the solver, its steps and the data."""
     order: Annotated[Literal[1, 2, 3] | None, NoHint] = None
     """Exponential: how many looks it extrapolates over (default: 2)."""
     stochasticity: Annotated[float | None, NoHint] = None
@@ -73,7 +78,7 @@ class Solving:
         has = {field.name for field in fields(solver)}
         given = {name: getattr(self, name) for name in ("steps", "grid", *OWN)}
         for name, value in given.items():
-            if value is None:
+            if value is None or (name, value) == ("grid", "learned"):
                 continue
             if name not in has:
                 owners = [key for key, kind in SOLVERS.items() if name in _names(kind)]
@@ -83,6 +88,18 @@ class Solving:
                 )
             solver = replace(solver, **{name: value})
         return solver
+
+    def fitted(self, model: ScoreModel, load: Callable[[], Dataset]) -> Solver:
+        """The same with learned times, if they were asked for; only then the data is loaded."""
+        solver = self.chosen()
+        if self.grid != "learned":
+            return solver
+        if not isinstance(solver, TableSolver):
+            raise ValueError(
+                f"--grid learned is not for --solver {self.solver}, whose steps are not linear; "
+                "choose another of them."
+            )
+        return learn_times(model, load().train.x, solver).solver
 
     def title(self) -> str:
         """For file names: what was not left at its default."""

@@ -6,7 +6,15 @@ close to the data's as a number of network evaluations allows.
 """
 
 from ornstein.wayback.law import Metric, SampleLaw, sample_law
-from ornstein.wayback.learning import LearnedWay, learn_process
+from ornstein.wayback.learning import LearnedWay, learn_process, learn_times
 from ornstein.wayback.spectrum import Spectrum
 
-__all__ = ["LearnedWay", "Metric", "SampleLaw", "Spectrum", "learn_process", "sample_law"]
+__all__ = [
+    "LearnedWay",
+    "Metric",
+    "SampleLaw",
+    "Spectrum",
+    "learn_process",
+    "learn_times",
+    "sample_law",
+]

@@ -13,6 +13,7 @@ are smooth (second differences of θ cost), and a process must come near its pri
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from ornstein.processes import alda, cld, malda, psld, vpsde
 from ornstein.sampling import GRIDS, TableSolver
 from ornstein.sampling.grids import Rule, whole
 from ornstein.schedules import Linear
+from ornstein.score import ScoreModel
+from ornstein.truncation import ends
 from ornstein.wayback.law import (
     Metric,
     SampleLaw,
@@ -49,6 +52,7 @@ PRESETS: dict[int, tuple[Callable[[], Diffusion], ...]] = {
 TURN = 0.5  # size of a random start's Q
 GENTLE = 1e-4  # Armijo's: the part of the promised decrease that a step must bring
 SHORTEST = 1e-10
+EXAMPLES = 10_000  # that a spectrum is taken of
 FAINT = 0.03  # of D̃, in a variable that has no noise of its own
 WALL = 20.0  # how steeply the error rises beyond the gap that is allowed
 
@@ -139,6 +143,27 @@ def learn_process(
         final = replace(solver, grid=grid)
         law = sample_law(learned, final, spectrum, level)
     return LearnedWay(learned, final, law, metric, law.error(metric).item(), name, rule, first)
+
+
+def learn_times(
+    model: ScoreModel, data: Tensor, solver: TableSolver, *, metric: Metric = "path"
+) -> LearnedWay:
+    """Times for a solver on a trained model, whose process stays as it is: way.solver has them.
+
+    data: examples like those it was trained on, for their spectrum; ten thousand are enough.
+    """
+    if not isinstance(model, ScoreModel):
+        raise ValueError(
+            f"model was given as {type(model).__name__}; expected ornstein.ScoreModel(network, "
+            "process)."
+        )
+    check_table(solver)
+    model.likelihood.check(data)
+    spectrum = Spectrum.of(data[:: max(1, len(data) // EXAMPLES)], model.likelihood)
+    level = math.exp(-ends(model.truncation, model.process)[1].item() / 2)
+    process = copy.deepcopy(model.process).cpu().requires_grad_(False)
+    with torch.enable_grad():
+        return learn_process(spectrum, solver, process=process, metric=metric, noise_level=level)
 
 
 def best_preset(
