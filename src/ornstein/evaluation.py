@@ -100,7 +100,9 @@ class Evaluation:
                 "paired; expected two evaluations of the same data in the same order."
             )
         paired = self.per_example - other.per_example
-        return paired.mean().item(), paired.std().item() / math.sqrt(len(paired))
+        count = len(paired)
+        error = paired.std().item() / math.sqrt(count) if count > 1 else math.nan
+        return paired.mean().item(), error
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the examples, for JSON."""

@@ -202,7 +202,7 @@ def test_own_times(solver: Any) -> None:
     sample(model, 1, one, shape=(2,))
     assert len(network.seen) == one.evaluations
     text = message(lambda: one.within(20))
-    says(text, "given as 5 times", "'information'")
+    says(text, "given as 5 times", "'curvature'")
 
 
 def test_own_times_are_those_of_a_rule() -> None:

@@ -26,6 +26,7 @@ from ornstein import (
     sample_law,
 )
 from ornstein.sampling import TableSolver, Way
+from ornstein.sampling.collocation import gauss_rule
 from ornstein.wayback.law import law_of, solver_times
 from ornstein.wayback.learning import best_preset
 
@@ -218,7 +219,7 @@ def test_times_for_a_trained_model(name: str) -> None:
     spectrum = Spectrum.of(x, model.likelihood)
     by_hand = learn_process(spectrum, solver, process=process, noise_level=level)
     assert way.solver.grid == pytest.approx(by_hand.solver.grid, rel=1e-9)  # a level's last digit
-    assert replace(way.solver, grid="curvature") == solver and way.process is not process
+    assert replace(way.solver, grid="curvature") == solver and way.process is process
     _, _, best = best_preset(spectrum, solver, noise_level=level)
     assert way.error < way.preset_error and (name != "vpsde" or way.error < best)
     with pytest.raises(ValueError, match="no closed form"):
@@ -238,8 +239,12 @@ def test_a_spectrum_is_the_data_s() -> None:
     torch.testing.assert_close(found.mean.abs(), mean.abs())
     assert found.scale == pytest.approx(math.sqrt((std**2 + mean**2).mean().item()))
     pixels = torch.tensor([[[0, 3]], [[1, 3]]], dtype=torch.uint8)
-    of_pixels = Spectrum.of(pixels, Discrete(4))  # 0.25 apart in one, constant in the other
+    of_pixels = Spectrum.of(pixels, Discrete(4))  # −¾ and −¼ in one, ¾ in the other
     torch.testing.assert_close(of_pixels.std, torch.tensor([0.25], dtype=F64))
+    values = torch.tensor([-0.75, -0.25, 0.75, 0.75], dtype=F64)
+    assert of_pixels.scale == pytest.approx(values.square().mean().sqrt().item())
+    assert of_pixels.spread == pytest.approx(values.std(correction=0).item())
+    assert of_pixels.brief(1).scale == of_pixels.scale
 
 
 def test_a_brief_spectrum_stands_for_the_whole() -> None:
@@ -255,6 +260,15 @@ def test_a_brief_spectrum_stands_for_the_whole() -> None:
     assert short.item() == pytest.approx(whole.item(), rel=0.05)
 
 
+def test_after_inference_mode() -> None:
+    """What is kept between calls was not made for inference alone."""
+    gauss_rule.cache_clear()
+    process, spectrum = PROCESSES["cld"], Spectrum.given([1.0, 0.1])
+    with torch.inference_mode():
+        sample_law(process, Exponential(4), spectrum)
+    assert learn_process(spectrum, Exponential(4), iterations=2).error > 0
+
+
 def test_mistakes() -> None:
     spectrum = Spectrum.given([1.0, 0.1])
     with pytest.raises(ValueError, match=r"no closed form on Gaussian data; expected Ancestral"):
@@ -265,6 +279,8 @@ def test_mistakes() -> None:
         learn_process(spectrum, Ancestral(5), metric="fid")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_aux=-1"):
         learn_process(spectrum, Ancestral(5), n_aux=-1)
+    with pytest.raises(ValueError, match="noise_level=0; expected a positive number"):
+        learn_process(spectrum, Ancestral(5), noise_level=0)
     with pytest.raises(ValueError, match="most_gap=0"):
         learn_process(spectrum, Ancestral(5), most_gap=0)
     with pytest.raises(ValueError, match="steps=0"):

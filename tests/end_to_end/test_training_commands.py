@@ -620,6 +620,7 @@ def test_samples_of_every_solver(here: Path, said: Said) -> None:
             ornstein.ProbabilityFlow(4, method="midpoint")
         ),
         ("--solver", "euler"): ornstein.EulerMaruyama(4),
+        ("--solver", "sde-2"): ornstein.Exponential(4, stochasticity=1.0),
         ("--solver", "exponential", "--grid", "learned"): (
             ornstein.learn_times(
                 model, ornstein.data.load("digits").train.x, ornstein.Exponential(4)
@@ -634,7 +635,11 @@ def test_samples_of_every_solver(here: Path, said: Said) -> None:
         assert np.array_equal(np.load(here / "s.npz")["samples"], truth.numpy())
     code, _, err = said("sample", CHANNEL_RUN, "--order", "2")
     assert code == 2 and "--order is for --solver exponential" in err
-    code, _, err = said("sample", CHANNEL_RUN, "--solver", "flow", "--grid", "learned")
+    code, _, err = said("sample", CHANNEL_RUN, "--solver", "flow", "--grid", "uniform")
+    assert code == 2 and "--grid is for a number of --steps" in err
+    code, _, err = said(
+        "sample", CHANNEL_RUN, "--solver", "flow", "--steps", "4", "--grid", "learned"
+    )
     assert code == 2 and "--grid learned is not for --solver flow" in err
 
 

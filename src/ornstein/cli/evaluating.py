@@ -90,6 +90,9 @@ class Evaluate:
                 "--ode-draws and --ode-limit are about the probability flow; add --ode, or leave "
                 "them out."
             )
+        for name, value in (("--ode-draws", self.ode_draws), ("--ode-limit", self.ode_limit)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} {value}; expected a whole number ≥ 1.")
         rows: list[Row] = []
         with joined(device):
             for path in self.models:
@@ -255,7 +258,7 @@ def table(rows: list[Row]) -> Table:
                 "  by the flow",
                 f"{row.ode.bits_per_dim:.4f}{_error(row.ode.standard_error)}",
                 "—",
-                f"{row.ode.prior:.4f}",
+                "",  # what it has there depends on the network
                 f"{apart['difference']:+.4f}{_error(apart['standard_error'])}",
             )
     kinds = dict.fromkeys(_kind(row.found) for row in rows)

@@ -314,7 +314,11 @@ def _notes(measured: list[Quality]) -> list[str]:
         few = first.floor_samples < first.samples
         notes.append(
             f"new data: {first.floor_samples:,} examples of {first.floor_split} in place of samples"
-            + ("; fewer, so that it looks worse than it is" if few else "; as good as it gets")
+            + (
+                "; fewer, so that its distances look larger than they are"
+                if few
+                else "; as good as it gets"
+            )
         )
     notes += [f"features: {quality.title}" for quality in measured if quality.title]
     return notes

@@ -78,6 +78,8 @@ class Sample:
             images = levels is not None and (layout is None or len(layout.shape) == 3)
             self._check(out, images)
             load = partial(data_of, opened, self.data, self.data_folder)
+            if self.solving.grid == "learned" and processes()[0] == 0:
+                console.print("learning the times …", style="dim")
             solver = self.solving.fitted(model, lambda: load().data)
             began = time.perf_counter()
             with progress(console, self.n, processes()[1]) as told:
@@ -109,6 +111,8 @@ class Sample:
 
     def _check(self, out: Path, images: bool) -> None:
         """Before the work, so that a name that can't be used costs nothing."""
+        if self.solving.grid != "learned" and (self.data, self.data_folder) != (None, None):
+            raise ValueError("--data and --data-folder are for --grid learned; leave them out.")
         if out.suffix not in (".png", ".npz", ""):
             raise ValueError(
                 f"--out {out} ends with {out.suffix!r}; expected .png for a grid, .npz for arrays, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from rich.console import Console
@@ -28,11 +29,14 @@ from ornstein.sampling.grids import Rule
 from ornstein.score import ScoreModel
 from ornstein.wayback import learn_times
 
-Name = Literal["ancestral", "exponential", "heun", "flow", "splitting", "corrector", "euler"]
+Name = Literal[
+    "ancestral", "exponential", "sde-2", "heun", "flow", "splitting", "corrector", "euler"
+]
 
-SOLVERS: dict[str, type[Solver]] = {
+SOLVERS: dict[str, Callable[[], Solver]] = {
     "ancestral": Ancestral,
     "exponential": Exponential,
+    "sde-2": partial(Exponential, stochasticity=1.0),
     "heun": Heun,
     "flow": ProbabilityFlow,
     "splitting": Splitting,
@@ -40,7 +44,9 @@ SOLVERS: dict[str, type[Solver]] = {
     "euler": EulerMaruyama,
 }
 
-# options that only some solvers have, and what they are called there
+MOST_LEARNED = 50  # steps whose times are learned; with more it takes long and gains little
+
+# options that only some solvers have
 OWN = ("order", "stochasticity", "extrapolate", "method", "rtol", "reference", "corrections")
 
 
@@ -49,9 +55,10 @@ class Solving:
     """How to go back."""
 
     solver: Name = "ancestral"
-    """Exact Gaussian steps given x̂; steps that extrapolate x̂, of which fewer will do; Heun's rule;
-    the probability flow by torchdiffeq; CLD's splitting; ancestral with Langevin corrections; or
-    Euler–Maruyama."""
+    """ancestral: exact Gaussian steps given x̂. exponential: steps that extrapolate x̂, of which
+    fewer will do. sde-2: the same with --stochasticity 1. heun: Heun's rule. flow: the probability
+    flow by torchdiffeq. splitting: that of CLD, for every process. corrector: ancestral, with
+    Langevin corrections. euler: Euler–Maruyama."""
     steps: Annotated[int | None, NoHint] = None
     """Of the solver (default: its own, flow: adaptive)."""
     grid: Annotated[Rule | Literal["learned"] | None, NoHint] = None
@@ -66,7 +73,7 @@ class Solving:
     method: Annotated[str | None, NoHint] = None
     """Flow: of torchdiffeq (default: dopri5)."""
     rtol: Annotated[float | None, NoHint] = None
-    """Flow: tolerance of its adaptive steps."""
+    """Flow: error allowed in its adaptive steps (default: 1e-4)."""
     reference: Annotated[Literal["data", "prior"] | None, NoHint] = None
     """Splitting: the law that is solved exactly (default: data)."""
     corrections: Annotated[int | None, NoHint] = None
@@ -75,18 +82,20 @@ class Solving:
     def chosen(self) -> Solver:
         """The solver that these options describe."""
         solver = SOLVERS[self.solver]()
-        has = {field.name for field in fields(solver)}
+        has = _names(solver)
         given = {name: getattr(self, name) for name in ("steps", "grid", *OWN)}
         for name, value in given.items():
             if value is None or (name, value) == ("grid", "learned"):
                 continue
             if name not in has:
-                owners = [key for key, kind in SOLVERS.items() if name in _names(kind)]
+                owners = [key for key, make in SOLVERS.items() if name in _names(make())]
                 raise ValueError(
                     f"--{name} is for --solver {' or '.join(owners)}, not for {self.solver}; "
                     "leave it out."
                 )
             solver = replace(solver, **{name: value})
+        if self.solver == "flow" and self.steps is None and self.grid is not None:
+            raise ValueError("--grid is for a number of --steps; the flow chooses its own without.")
         return solver
 
     def fitted(self, model: ScoreModel, load: Callable[[], Dataset]) -> Solver:
@@ -99,6 +108,11 @@ class Solving:
                 f"--grid learned is not for --solver {self.solver}, whose steps are not linear; "
                 "choose another of them."
             )
+        if solver.steps > MOST_LEARNED:
+            raise ValueError(
+                f"--grid learned is for few steps, and this would be {solver.steps}; give --steps "
+                f"of at most {MOST_LEARNED}."
+            )
         return learn_times(model, load().train.x, solver).solver
 
     def title(self) -> str:
@@ -110,8 +124,8 @@ class Solving:
         return "-".join(part for part in parts if part)
 
 
-def _names(kind: type[Solver]) -> set[str]:
-    return {field.name for field in fields(kind)}
+def _names(solver: Solver) -> set[str]:
+    return {field.name for field in fields(solver)}
 
 
 @contextlib.contextmanager

@@ -134,7 +134,8 @@ class Flow:
     def tolerances(self, dims: int) -> tuple[float, float]:
         """rtol and atol, for data of so many coordinates."""
         usual = USUAL_EXACT if self.exact(dims) else USUAL
-        return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
+        rtol = usual if self.rtol is None else self.rtol
+        return rtol, rtol if self.atol is None else self.atol
 
     def counted(self, dims: int) -> int:
         """How many probes there are: none is needed where the trace is exact."""

@@ -12,6 +12,7 @@ evaluations may be added later, everything else must stay.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -53,7 +54,7 @@ from ornstein.wayback import LearnedWay, Spectrum, learn_process
 
 FORMAT = 1  # of the files of a point
 EVALUATIONS = (5, 10, 20, 50, 100)
-LEARNED = {"learned-times": 0, "learned-1": 1, "learned-2": 2}  # auxiliary variables of each
+LEARNED = {"learned-0": 0, "learned-1": 1, "learned-2": 2}  # auxiliary variables of each
 LEARN_MOST = 30  # evaluations up to which ways are learned; with more it takes long, gains little
 AGAINST = "against.json"
 EXAMPLES = 10_000  # of the training split, for their spectrum
@@ -96,8 +97,8 @@ def compare(
     """Quality against network evaluations, for several solvers by their names.
 
     processes: to put a channel model under, by their names; by default the model's own.
-    learn: also under what is learned for a solver: its times alone, and a process of one and of
-        two auxiliary variables. Only for channel models and solvers that are tables.
+    learn: also under what is learned for a solver: a process of no, one and two auxiliary
+        variables, and its times. Only for channel models and solvers that are tables.
     n, seed: of the samples of every point; features, split: as in `measure`.
     folder: where to keep what is done; the same call goes on from there. cache: of classifiers.
     tell: is told what is being done; callback: is called with each new point, when it is kept.
@@ -253,7 +254,10 @@ class Work:
         if not finite:
             return replace(found, note="the samples are too large for their type")
         told(f"{title}: measuring")
-        figures = reference.figures(samples)
+        try:
+            figures = reference.figures(samples)
+        except ValueError as error:
+            return replace(found, note=str(error))
         if not all(math.isfinite(value) for value in asdict(figures).values() if value is not None):
             return replace(found, note="the samples are too far off to be measured")
         return replace(found, figures=figures)
@@ -276,6 +280,9 @@ class Work:
         """The model with this process."""
         if process is None or process is self.model.process:
             return self.model
+        here = self.model.process.device
+        if process.device != here:
+            process = copy.deepcopy(process).to(here)
         return self.model.with_process(process)
 
     def _learned(self, job: Job) -> LearnedWay:
@@ -348,6 +355,7 @@ def _described(way: LearnedWay) -> dict[str, Any]:
         "preset_grid": way.grid,
         "preset_error": way.preset_error,
         "process": name_or_description(way.process),
+        "times": list(way.solver.grid),
     }
 
 

@@ -30,7 +30,8 @@ def gauss_rule(device: torch.device) -> Rule:
     powers = np.arange(NODES)
     basis = np.linalg.inv(nodes[:, None] ** powers)  # columns: coefficients of the polynomials
     inner = (nodes[:, None] ** (powers + 1) / (powers + 1)) @ basis
-    return Rule(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
+    with torch.inference_mode(False):  # kept, and used where gradients are needed, too
+        return Rule(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
 
 
 def collocated(F: Tensor, b: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:

@@ -47,16 +47,17 @@ class ProbabilityFlow(Solver):
 
     steps: on the grid; None chooses them, once for all samples (then the grid does not matter).
     method: of torchdiffeq; bosh3, dopri5 and dopri8 can choose their steps.
-    rtol, atol: error allowed in a step, of the whitened state, whose numbers are of size 1.
+    rtol, atol: error allowed in a step, of the whitened state, whose numbers are of size 1; atol is
+        as rtol unless it is given.
     """
 
     steps: int | None = None  # type: ignore[assignment]
     method: Method = "dopri5"
     rtol: float = 1e-4
-    atol: float = 1e-4
+    atol: float | None = None
 
     def __post_init__(self) -> None:
-        check_method(self.method, self.rtol, self.atol)
+        check_method(self.method, self.rtol, self.rtol if self.atol is None else self.atol)
         object.__setattr__(self, "grid", as_grid(self.grid))
         if self.steps is not None or isinstance(self.grid, tuple):
             super().__post_init__()
@@ -94,7 +95,8 @@ class ProbabilityFlow(Solver):
         prior = torch.linalg.cholesky(model.process.prior_covariance)
         u = frames.into(mix(prior.unsqueeze(0), normal), frames.at(frames.last))
         ends = (frames.last, frames.first)
-        places = chosen_steps(Field(frames), u, ends, self.method, self.rtol, self.atol, worst)
+        atol = self.rtol if self.atol is None else self.atol
+        places = chosen_steps(Field(frames), u, ends, self.method, self.rtol, atol, worst)
         times = torch.tensor(places, dtype=torch.float64, device=index.device).exp()
         times[0], times[-1] = model.process.horizon, model.truncation.time(model.process)
         return times

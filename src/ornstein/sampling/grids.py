@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +42,12 @@ def as_grid(given: object) -> Grid:
     if isinstance(given, str):
         if given in GRIDS:
             return given
-    elif isinstance(given, (Sequence, Tensor)):
-        listed = given.tolist() if isinstance(given, Tensor) else given
+    elif isinstance(given, (Sequence, Tensor, np.ndarray)):
+        listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
         times = tuple(listed) if isinstance(listed, Sequence) else ()
-        if len(times) > 1 and all(isinstance(s, (int, float)) and s > 0 for s in times):
+        if len(times) > 1 and all(
+            isinstance(s, (int, float, np.floating)) and s > 0 for s in times
+        ):
             falling = all(late > early for late, early in pairwise(times))
             if falling and math.isfinite(times[0]):
                 return tuple(float(s) for s in times)
@@ -127,11 +130,11 @@ def _by_curvature(
 def curvature(process: Process, times: Tensor, data_std: float) -> Tensor:
     """√(the local error of a first-order step / h²), as above: (n,)."""
     kernel = process.transition(times)
-    L, r = kernel.cholesky, kernel.response.unsqueeze(-1)
+    L = kernel.cholesky
     A = torch.linalg.solve_triangular(L, process.drift(times) @ L, upper=False)
     G = torch.linalg.solve_triangular(L, process.noise_factor(times), upper=False)
     W, a = G @ G.mT, kernel.signal.unsqueeze(-1)  # all of it whitened by L, which is fixed here
-    least = torch.linalg.solve_triangular(L, r, upper=False).square().sum((-2, -1)).max().rsqrt()
+    least = kernel.snr.max().rsqrt()
     spreads = torch.logspace(
         math.log10(least.item()), math.log10(data_std), SPREADS, dtype=torch.float64
     )

@@ -60,7 +60,7 @@ class Solver(ABC):
         if isinstance(self.grid, tuple):
             raise ValueError(
                 f"the grid is given as {len(self.grid)} times; expected a rule such as "
-                "'information', which can make any number of steps."
+                "'curvature', which can make any number of steps."
             )
         return replace(self, steps=(evaluations - 1) // self.looks_per_step)
 

@@ -8,6 +8,8 @@ coefficient of m and s the norm of the others. What it costs is K×K algebra: no
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -68,14 +70,27 @@ def sample_law(
         truncation; by default a thousandth of the data.
     """
     check_table(solver)
-    level = usual_level(spectrum) if noise_level is None else noise_level
+    level = checked_level(spectrum, noise_level)
+    process = on_cpu(process)
     grid = solver_times(process, solver, spectrum, level)
     return law_of(process, solver, grid, spectrum, level)
 
 
-def usual_level(spectrum: Spectrum) -> float:
-    """The noise at the end, if nobody says otherwise: a thousandth of the data."""
-    return PART_OF_THE_SPREAD * spectrum.scale
+def checked_level(spectrum: Spectrum, given: float | None) -> float:
+    """The noise at the end; if nobody says otherwise, a thousandth of the data."""
+    if given is None:
+        return PART_OF_THE_SPREAD * spectrum.spread
+    if not (isinstance(given, (int, float)) and 0 < given < math.inf):
+        raise ValueError(
+            f"noise_level={given!r}; expected a positive number in units of the data, such as that "
+            "of a model: model.truncation.standard_error."
+        )
+    return float(given)
+
+
+def on_cpu(process: Process) -> Process:
+    """The process, or a copy of it on the CPU, where these small matrices are quicker."""
+    return process if process.device.type == "cpu" else copy.deepcopy(process).cpu()
 
 
 def solver_times(
@@ -85,7 +100,7 @@ def solver_times(
     if isinstance(solver.grid, tuple):
         return torch.tensor(solver.grid, dtype=torch.float64)
     last = process.time_of_noise(noise_level).detach().reshape(1)
-    return ruled_times(process, last, solver.steps, solver.grid, spectrum.scale).detach()
+    return ruled_times(process, last, solver.steps, solver.grid, spectrum.spread).detach()
 
 
 def law_of(

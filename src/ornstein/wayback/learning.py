@@ -8,12 +8,12 @@ several starts: every preset with so many variables, and a random process, each 
 
 Real data is not Gaussian, and errors that cancel for Gaussian data don't for others. Three things
 keep the result honest: the law of the state must be right at every look (the metric "path"), times
-are smooth (second differences of θ cost), and a process must come near its prior.
+are smooth (second differences of θ cost) and end above the noise level, and a process must come
+near its prior.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -37,10 +37,11 @@ from ornstein.wayback.law import (
     SampleLaw,
     check_metric,
     check_table,
+    checked_level,
     law_of,
+    on_cpu,
     sample_law,
     solver_times,
-    usual_level,
 )
 from ornstein.wayback.spectrum import Spectrum
 
@@ -54,7 +55,7 @@ GENTLE = 1e-4  # Armijo's: the part of the promised decrease that a step must br
 SHORTEST = 1e-10
 EXAMPLES = 10_000  # that a spectrum is taken of
 FAINT = 0.03  # of D̃, in a variable that has no noise of its own
-WALL = 20.0  # how steeply the error rises beyond the gap that is allowed
+WALL = 20.0  # how steeply the cost rises beyond what is allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,9 +120,9 @@ def learn_process(
         )
     solver = solver if steps is None else replace(solver, steps=steps)
     brief = spectrum.brief(directions)
-    level = usual_level(spectrum) if noise_level is None else noise_level
+    level = checked_level(spectrum, noise_level)
     found: list[tuple[float, _Trial, str, Rule, float]] = []
-    starts = _starts(n_aux, seed) if process is None else [(process, process.name)]
+    starts = _starts(n_aux, seed) if process is None else [(on_cpu(process), process.name)]
     for start, name in starts:
         rule, first = _best_rule(start, solver, brief, metric, level)
         if rule is None:
@@ -142,6 +143,7 @@ def learn_process(
         learned, grid = trial.frozen(), tuple(trial.times().tolist())
         final = replace(solver, grid=grid)
         law = sample_law(learned, final, spectrum, level)
+        learned = learned if process is None else process
     return LearnedWay(learned, final, law, metric, law.error(metric).item(), name, rule, first)
 
 
@@ -161,9 +163,10 @@ def learn_times(
     model.likelihood.check(data)
     spectrum = Spectrum.of(data[:: max(1, len(data) // EXAMPLES)], model.likelihood)
     level = math.exp(-ends(model.truncation, model.process)[1].item() / 2)
-    process = copy.deepcopy(model.process).cpu().requires_grad_(False)
     with torch.enable_grad():
-        return learn_process(spectrum, solver, process=process, metric=metric, noise_level=level)
+        return learn_process(
+            spectrum, solver, process=model.process, metric=metric, noise_level=level
+        )
 
 
 def best_preset(
@@ -274,7 +277,13 @@ class _Aim:
     def __call__(self, trial: _Trial) -> Tensor:
         law = law_of(trial.process, self.solver, trial.times(), self.spectrum, self.noise_level)
         cost = law.error(self.metric).log() + self.smoothness * trial.unevenness()
+        cost = cost + self._too_clean(trial)
         return cost + _too_far(trial.process, self.spectrum, self.most_gap) if trial.free else cost
+
+    def _too_clean(self, trial: _Trial) -> Tensor:
+        """What it costs to look below the noise level, where nothing counts and no network was."""
+        least = trial.process.transition(trial.times()[-1:]).logsnr[0]
+        return WALL * (least / 2 + math.log(self.noise_level)).clamp(min=0).square()
 
 
 def _too_far(process: Process, spectrum: Spectrum, most: float) -> Tensor:

@@ -21,6 +21,8 @@ class Spectrum:
     std: Tensor  # (N,) float64, falling
     mean: Tensor  # (N,) the data's mean along these axes
     weight: Tensor  # (N,) how many directions each stands for
+    scale: float  # root mean square of the data, of the directions that are left out, too
+    spread: float  # its standard deviation over all coordinates: what a model calls data_std
 
     @staticmethod
     def of(data: Tensor, likelihood: Likelihood) -> Spectrum:
@@ -38,7 +40,8 @@ class Spectrum:
         if not bool(keep.any()):
             raise ValueError("the data is constant; expected data that vary.")
         std, along = square[keep].sqrt().cpu(), (axes.mT @ mean)[keep].cpu()
-        return Spectrum(std, along, torch.ones_like(std))
+        scale, spread = flat.square().mean().sqrt().item(), flat.std(correction=0).item()
+        return Spectrum(std, along, torch.ones_like(std), scale, spread)
 
     @staticmethod
     def given(std: Vector, mean: Vector | None = None) -> Spectrum:
@@ -52,13 +55,10 @@ class Spectrum:
                 f"{len(means)} means for {len(numbers)} standard deviations; expected one each."
             )
         order = numbers.argsort(descending=True)
-        return Spectrum(numbers[order], means[order], torch.ones_like(numbers))
-
-    @property
-    def scale(self) -> float:
-        """Root mean square of the data: what a model knows about it."""
-        square = self.std.square() + self.mean.square()
-        return math.sqrt(((self.weight * square).sum() / self.weight.sum()).item())
+        square = (numbers.square() + means.square()).mean().item()
+        spread = math.sqrt(square - means.mean().item() ** 2)
+        numbers, means = numbers[order], means[order]
+        return Spectrum(numbers, means, torch.ones_like(numbers), math.sqrt(square), spread)
 
     def brief(self, count: int = 32) -> Spectrum:
         """At most so many directions, each standing for others of about its standard deviation."""
@@ -76,4 +76,4 @@ class Spectrum:
         weight = total(self.weight)
         std = (total(self.weight * place) / weight).exp()
         mean = (total(self.weight * self.mean.square()) / weight).sqrt()
-        return Spectrum(std, mean, weight)
+        return Spectrum(std, mean, weight, self.scale, self.spread)
