@@ -99,7 +99,7 @@ LEARNED = ["learned-1-full", "learned-2-full", "learned-separate-rates"]  # away
 COUPLED = ["coupled-1", "coupled-2", "coupled-3", "coupled-4"]
 MOVES = ("vesde", "subvpsde")  # away from their priors
 SOME = [*PRESETS, "learned-2-full", "coupled-4"]
-OTHERS = ["learned-1-full", "learned-separate-rates", "coupled-2"]
+OTHERS = ["learned-1-full", "coupled-2"]
 
 
 def slow(values: Iterable[Any]) -> list[Any]:
@@ -441,10 +441,10 @@ ENOUGH: dict[str, TableSolver] = {  # steps that make the bias small next to the
 }
 QUICK = ["vpsde", "alda", "learned-2-full"]  # in turn, one for each solver
 SHORT = {(QUICK[i % 3], solver) for i, solver in enumerate(ENOUGH)}
-# each solver on five others in turn, so that each process has several solvers
+# each solver on three others in turn, so that each process has several solvers
 AMONG = [*PRESETS, *LEARNED, *COUPLED]
 PAIRS = sorted(
-    SHORT | {(AMONG[(i + 3 * j) % len(AMONG)], s) for i, s in enumerate(ENOUGH) for j in range(5)}
+    SHORT | {(AMONG[(i + 3 * j) % len(AMONG)], s) for i, s in enumerate(ENOUGH) for j in range(3)}
 )
 
 
