@@ -30,6 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ("seconds", "examples_per_second")  # what no two runs share
 BATCH = 8
+Said = Callable[..., tuple[int, str, str]]  # exit code, stdout and stderr of a command
+
 TINY = ("--width", "8", "--multipliers", "1", "--blocks", "1", "--batch", str(BATCH))
 QUIET = ("--valid-every", "0", "--sample-every", "0")
 COMMAND = "tests.training_helpers:ornstein"

@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,8 +59,48 @@ class Curve:
     errors: Tensor  # (bins,) standard errors over examples and draws; NaN where no draw fell
 
 
+class Result(ABC):
+    """What evaluations share: they can be paired example by example, and saved."""
+
+    examples: int
+    per_example: Tensor  # (N,) float64, bits/dim
+    marks: Tensor  # (N,) a checksum of each example
+
+    @property
+    @abstractmethod
+    def line(self) -> str:
+        """The result in one honest line."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the examples, for JSON."""
+
+    def difference(self, other: Result) -> tuple[float, float]:
+        """self − other on the same examples, and the standard error of the paired difference.
+
+        The other may have seen more examples; it is compared on those that both have.
+        """
+        count = len(self.marks)
+        if not torch.equal(self.marks, other.marks[:count]):
+            raise ValueError(
+                f"{self.examples} and {other.examples} examples that are not the same can't be "
+                "paired; expected two evaluations of the same data in the same order."
+            )
+        paired = self.per_example - other.per_example[:count]
+        error = paired.std().item() / math.sqrt(count) if count > 1 else math.nan
+        return paired.mean().item(), error
+
+    def save(self, path: str | Path, **more: Any) -> None:
+        """Write it as JSON, with versions, machine and commit."""
+        record = {**self.to_dict(), **more, "provenance": provenance()}
+        write_text(Path(path), json.dumps(record, indent=1, allow_nan=False))
+
+    def __str__(self) -> str:
+        return self.line
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Result):
     """Bits per dimension of a data set, an upper bound; the parts are costs in bits/dim too."""
 
     bits_per_dim: float
@@ -92,31 +133,11 @@ class Evaluation:
             f"{self.examples} example{'s' if self.examples > 1 else ''}{noise})"
         )
 
-    def difference(self, other: Evaluation) -> tuple[float, float]:
-        """self − other on the same examples, and the standard error of the paired difference."""
-        if not torch.equal(self.marks, other.marks):
-            raise ValueError(
-                f"{self.examples} and {other.examples} examples that are not the same can't be "
-                "paired; expected two evaluations of the same data in the same order."
-            )
-        paired = self.per_example - other.per_example
-        count = len(paired)
-        error = paired.std().item() / math.sqrt(count) if count > 1 else math.nan
-        return paired.mean().item(), error
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the examples, for JSON."""
         record = {k: v for k, v in asdict(self).items() if not isinstance(v, (Tensor, dict))}
         record["curve"] = {k: v.tolist() for k, v in vars(self.curve).items()}
         return without_nan(record)
-
-    def save(self, path: str | Path, **more: Any) -> None:
-        """Write it as JSON, with versions, machine and commit."""
-        record = {**self.to_dict(), **more, "provenance": provenance()}
-        write_text(Path(path), json.dumps(record, indent=1, allow_nan=False))
-
-    def __str__(self) -> str:
-        return self.line
 
 
 def evaluate(

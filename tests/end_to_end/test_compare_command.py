@@ -4,67 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ornstein import Ancestral, Exponential, cld
 from ornstein.cli.solving import VARIANTS
 from ornstein.data import load
 from ornstein.quality.comparing import compare
 from ornstein.training.opening import open_model
-from tests import training_helpers as helpers
-from tests.training_helpers import QUIET, TINY, run
+from tests.training_helpers import Said
 
 RUN = "runs/digits-channel-vpsde"
 QUICK = ("--n", "24", "--solver", "ancestral", "exponential-2", "--evaluations", "3", "5")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run."""
-    folder = tmp_path_factory.mktemp("compare")
-    found = run("train", *TINY, *QUIET, "--steps", "5", cwd=folder)
-    assert found.code == 0, found.err
-    return folder
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first command leaves its classifier for the others."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def here(runs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of this test's own, with a copy of the run in it."""
-    shutil.copytree(runs / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("ORNSTEIN_COMMIT", "0123456789ab")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    return tmp_path
-
-
-Said = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Exit code and words of a command, in this process."""
-
-    def say(*args: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = helpers.ornstein(*args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return say
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -72,13 +23,13 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_figures_are_those_of_the_library(here: Path, cache: Path, said: Said) -> None:
+def test_figures_are_those_of_the_library(tiny_here: Path, cache: Path, said: Said) -> None:
     """Costs first, then a line for each point, a table and the files; repeated, nothing is made."""
     code, out, err = said("compare", RUN, *QUICK)
     assert code == 0, err
     # (3 + 5) evaluations of each of two solvers
     assert "4 points of 24 samples: 384 network evaluations, " in out.splitlines()[0]
-    folder = here / RUN / "compare"
+    folder = tiny_here / RUN / "compare"
     read = result(folder)
     assert (folder / "comparison.png").read_bytes()[1:4] == b"PNG"
     assert f"wrote {Path(RUN)}/compare/comparison.json" in out
@@ -102,13 +53,13 @@ def test_figures_are_those_of_the_library(here: Path, cache: Path, said: Said) -
     assert again[1].endswith(table) and result(folder) == read
 
 
-def test_processes_figures_and_other_folders(here: Path, said: Said) -> None:
+def test_processes_figures_and_other_folders(tiny_here: Path, said: Said) -> None:
     """Both rows of a process; a number of evaluations more is added to what is there."""
     quick = ("--n", "24", "--solver", "exponential-1", "heun", "--evaluations")
     more = ("--process", "vpsde", "cld", "--figure", "sliced_wasserstein", "--out", "found")
     code, out, err = said("compare", RUN, *quick, "2", "3", *more)
     assert code == 0, err
-    read = result(here / "found")
+    read = result(tiny_here / "found")
     assert [(p["process"], p["solver"], p["made"]) for p in read["points"]] == [
         ("vpsde", "exponential-1", 2),
         ("vpsde", "exponential-1", 3),
@@ -127,10 +78,10 @@ def test_processes_figures_and_other_folders(here: Path, said: Said) -> None:
     assert alone.points[0].value("sliced_wasserstein") == figure
     code, out, err = said("compare", RUN, *quick, "3", "4", *more)
     assert code == 0 and "4 points of 24 samples (4 more are there already)" in out
-    assert result(here / "found")["points"][2] == read["points"][2]
+    assert result(tiny_here / "found")["points"][2] == read["points"][2]
 
 
-def test_mistakes_are_one_line(here: Path, said: Said) -> None:
+def test_mistakes_are_one_line(tiny_here: Path, said: Said) -> None:
     """And cost nothing: no file is written."""
     for args, words in (
         (("--solver", "exponental-2"), "Perhaps you meant exponential-2"),
@@ -140,7 +91,7 @@ def test_mistakes_are_one_line(here: Path, said: Said) -> None:
     ):
         code, _, err = said("compare", RUN, *args)
         assert code == 2 and len(err.splitlines()) == 1 and words in err, err
-    assert not (here / RUN / "compare").exists()
+    assert not (tiny_here / RUN / "compare").exists()
     said("compare", RUN, *QUICK)
     code, _, err = said("compare", RUN, *QUICK, "--n", "25")
     assert code == 2 and "n: 24 there, 25 now" in err and "another folder" in err

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,14 @@ from ornstein.data import load
 from ornstein.ode import evaluate_ode
 from ornstein.training.opening import open_model
 from tests import training_helpers as helpers
-from tests.training_helpers import QUIET, TINY, run
+from tests.training_helpers import QUIET, TINY, Said, run
 
 TRAIN = ("train", *TINY, *QUIET, "--steps", "6", "--log-every", "2", "--warmup", "0")
 RUN = "runs/digits-channel-vpsde"
 COMMAND = ("evaluate", RUN, "--limit", "12", "--draws", "2", "--ode")
-Said = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of 80 columns; and a command may print warnings its own way, but only for itself."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("ORNSTEIN_COMMIT", "0123456789ab")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("terminal")
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +40,6 @@ def here(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     shutil.copytree(trained, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Exit code and words of a command, in this process."""
-
-    def say(*args: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = helpers.ornstein(*args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return say
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import signal
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ornstein.training import Experiment, preset
 from ornstein.training.estimating import estimate
 from ornstein.training.opening import open_model
 from tests import training_helpers as helpers
-from tests.training_helpers import QUIET, TINY, checkpoint, run, steps_kept
+from tests.training_helpers import QUIET, TINY, Said, checkpoint, run, steps_kept
 
 CHANNEL = ("train", *TINY, "--log-every", "5", "--valid-every", "5", "--valid-examples", "8")
 CHANNEL = (*CHANNEL, "--steps", "20", "--warmup", "5", "--sample-every", "10", "--samples", "4")
@@ -34,12 +33,7 @@ JOINT = ("train", *TINY, *QUIET, "--steps", "6", "--log-every", "2", "--warmup",
 JOINT = (*JOINT, "--parametrisation", "joint", "--process", "learned-1", "--process-lr", "0.1")
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of 80 columns; and a command may print warnings its own way, but only for itself."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("ORNSTEIN_COMMIT", "0123456789ab")
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+pytestmark = pytest.mark.usefixtures("terminal")
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +52,6 @@ def here(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-Said = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Exit code and words of a command, in this process."""
-
-    def say(*args: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = helpers.ornstein(*args)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return say
 
 
 CHANNEL_RUN, JOINT_RUN = "runs/digits-channel-vpsde", "runs/digits-joint-learned-1"

@@ -7,7 +7,6 @@ is interrupted goes on where it was, and several processes share the examples.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterable
@@ -20,14 +19,13 @@ import torch
 from torch import Tensor
 
 from ornstein.draws import Counted
-from ornstein.evaluation import Evaluation, Work, with_error, without_nan
+from ornstein.evaluation import Result, Work, with_error, without_nan
 from ornstein.examples import Source, marks_of
-from ornstein.files import write_arrays, write_text
+from ornstein.files import write_arrays
 from ornstein.ledger import UNREADABLE, Ledger, Rows, agree, gathered, processes
 from ornstein.likelihood import Likelihood
 from ornstein.ode.likelihood import Flow, OdeBound
 from ornstein.ode.volume import Path, Trace
-from ornstein.provenance import provenance
 from ornstein.sampling.flow import PILOT, Method
 from ornstein.sampling.grids import whole
 from ornstein.score import ScoreModel
@@ -58,7 +56,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class OdeEvaluation:
+class OdeEvaluation(Result):
     """Bits per dimension of a data set by the flow, an upper bound; the parts are costs too."""
 
     bits_per_dim: float
@@ -94,33 +92,10 @@ class OdeEvaluation:
             f"network evaluations × {self.examples} example{_s(self.examples)})"
         )
 
-    def difference(self, other: Evaluation | OdeEvaluation) -> tuple[float, float]:
-        """self − other on the same examples, and the standard error of the paired difference.
-
-        The other may have seen more examples; it is compared on those that both have.
-        """
-        count = len(self.marks)
-        if not torch.equal(self.marks, other.marks[:count]):
-            raise ValueError(
-                f"{self.examples} and {other.examples} examples that are not the same can't be "
-                "paired; expected two evaluations of the same data in the same order."
-            )
-        paired = self.per_example - other.per_example[:count]
-        error = paired.std().item() / math.sqrt(count) if count > 1 else math.nan
-        return paired.mean().item(), error
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the examples, for JSON."""
         record = {k: v for k, v in asdict(self).items() if not isinstance(v, Tensor)}
         return without_nan(record)
-
-    def save(self, path: str | FilePath, **more: Any) -> None:
-        """Write it as JSON, with versions, machine and commit."""
-        record = {**self.to_dict(), **more, "provenance": provenance()}
-        write_text(FilePath(path), json.dumps(record, indent=1, allow_nan=False))
-
-    def __str__(self) -> str:
-        return self.line
 
 
 def evaluate_ode(

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from ornstein.data import Dataset, Split, Stream
 from ornstein.files import read_tensors, write_tensors
-from ornstein.quality.distances import whole
 from ornstein.quality.features import Features, Scale, Watch
+from ornstein.sampling.grids import whole
 
 FORMAT = 1  # of the file; a change of the network or of its training is another
 EXAMPLES = 128  # in each step of training

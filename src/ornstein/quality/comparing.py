@@ -33,7 +33,7 @@ from ornstein.ledger import processes as ranks
 from ornstein.process import Process
 from ornstein.quality.comparison import Comparison, LeftOut, Point
 from ornstein.quality.costing import Cost, cost
-from ornstein.quality.distances import DIRECTIONS, NEIGHBOURS, whole
+from ornstein.quality.distances import DIRECTIONS, NEIGHBOURS
 from ornstein.quality.features import Features
 from ornstein.quality.keeping import SETTINGS, Kept
 from ornstein.quality.referring import (
@@ -47,17 +47,18 @@ from ornstein.quality.referring import (
     usual_features,
 )
 from ornstein.sampling import Ancestral, SamplingStep, Solver, TableSolver, sample
+from ornstein.sampling.grids import whole
 from ornstein.score import ScoreModel
 from ornstein.sharing import name_or_description
 from ornstein.truncation import ends
 from ornstein.wayback import LearnedWay, Spectrum, learn_process
+from ornstein.wayback.learning import EXAMPLES
 
 FORMAT = 1  # of the files of a point
 EVALUATIONS = (5, 10, 20, 50, 100)
 LEARNED = {"learned-0": 0, "learned-1": 1, "learned-2": 2}  # auxiliary variables of each
 LEARN_MOST = 30  # evaluations up to which ways are learned; with more it takes long, gains little
 AGAINST = "against.json"
-EXAMPLES = 10_000  # of the training split, for their spectrum
 
 
 @dataclass(frozen=True)

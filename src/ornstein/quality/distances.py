@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ornstein.draws import Counted
+from ornstein.sampling.grids import whole
 
 NEIGHBOURS = 3
 DIRECTIONS = 512
@@ -224,12 +225,6 @@ def _rows(x: Tensor, width: int) -> Iterator[Tensor]:
     """Some rows at a time, in float64."""
     for rows in x.split(max(1, _CHUNK // width)):
         yield rows.to(torch.float64)
-
-
-def whole(value: object, name: str, least: int) -> None:
-    """A count must be a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}; expected a whole number ≥ {least}.")
 
 
 def _check(a: Tensor, b: Tensor, least: int) -> None:

@@ -27,6 +27,7 @@ from ornstein.quality.distances import DIRECTIONS, NEIGHBOURS
 from ornstein.quality.features import Features
 from ornstein.quality.referring import (
     MOST,
+    Against,
     Figures,
     Kind,
     Reference,
@@ -37,22 +38,11 @@ from ornstein.quality.referring import (
 
 
 @dataclass(frozen=True)
-class Quality:
-    """How near samples are to data."""
+class Quality(Against):
+    """How near samples are to data: their figures, and what they were compared with."""
 
     figures: Figures
-    floor: Figures | None  # the same for held-out data; None where there is too little
     samples: int
-    floor_samples: int  # as many, or all there are
-    real: int  # examples of the reference
-    matched: int  # … of them for precision, recall and the kernel distance
-    data: str
-    split: str
-    floor_split: str
-    features: str
-    title: str  # of the features, with what is known about them
-    space: str  # of the sliced Wasserstein distance
-    accuracy: float | None  # of a classifier on test labels
     neighbours: int
     directions: int
     seed: int

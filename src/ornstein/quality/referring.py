@@ -21,9 +21,9 @@ from ornstein.quality.distances import (
     kernel_distance,
     precision_recall,
     sliced_wasserstein_with_error,
-    whole,
 )
 from ornstein.quality.features import Features, Raw, Scale
+from ornstein.sampling.grids import whole
 
 SplitName = Literal["train", "valid", "test"]
 Kind = Literal["classifier", "raw", "none"]

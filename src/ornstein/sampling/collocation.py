@@ -15,7 +15,7 @@ NODES = 6  # Gauss points of an interval: errors of the 12th power of its length
 
 
 @dataclass(frozen=True)
-class Rule:
+class Quadrature:
     """Gauss points of [0, 1]."""
 
     nodes: Tensor  # (p,)
@@ -24,17 +24,17 @@ class Rule:
 
 
 @cache
-def gauss_rule(device: torch.device) -> Rule:
+def gauss_rule(device: torch.device) -> Quadrature:
     """The rule on a device."""
     nodes, weights = (np.asarray(v) for v in gauss_legendre(NODES))
     powers = np.arange(NODES)
     basis = np.linalg.inv(nodes[:, None] ** powers)  # columns: coefficients of the polynomials
     inner = (nodes[:, None] ** (powers + 1) / (powers + 1)) @ basis
     with torch.inference_mode(False):  # kept, and used where gradients are needed, too
-        return Rule(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
+        return Quadrature(*(torch.from_numpy(v.copy()).to(device) for v in (nodes, inner, weights)))
 
 
-def collocated(F: Tensor, b: Tensor | None, rule: Rule) -> tuple[Tensor, Tensor]:
+def collocated(F: Tensor, b: Tensor | None, rule: Quadrature) -> tuple[Tensor, Tensor]:
     """Y(1) = M Y(0) + c from F (…, p, N, N) and b (…, p, N, C) at the nodes: M, c.
 
     For a skew F, M is orthogonal.
