@@ -101,3 +101,9 @@ def test_help_names_all_solvers(said: Said) -> None:
     code, out, _ = said("compare", "--help")
     listed = re.sub(r"-1, -2, -3", "-1, exponential-2, exponential-3", out)
     assert code == 0 and all(name in listed for name in VARIANTS)
+
+
+def test_a_figure_that_is_not_there_costs_nothing(tiny_here: Path, said: Said) -> None:
+    code, _, err = said("compare", RUN, "--features", "none", "--figure", "frechet")
+    assert code == 2 and "--figure frechet needs features" in err
+    assert not (tiny_here / RUN / "compare").exists()

@@ -74,8 +74,9 @@ class Compare:
     """What table and plot show (default: frechet, or sliced_wasserstein without features)."""
     split: Literal["train", "valid", "test"] = "train"
     """What samples are compared with."""
-    features: Annotated[Literal["classifier", "raw", "none"] | None, NoHint] = None
-    """What is compared (default: classifier with labels, else raw for vectors, none for images)."""
+    features: Literal["auto", "classifier", "raw", "none"] = "auto"
+    """What is compared: with auto a classifier's where there are labels, else vectors as they are,
+    and of images only the sliced Wasserstein distance."""
     data: Annotated[str | None, NoHint] = None
     """Other data than the model was trained on."""
     data_folder: Annotated[str | None, NoHint] = None
@@ -97,6 +98,11 @@ class Compare:
         device = device_of(self.device)
         console = Console(highlight=False, soft_wrap=True)
         chosen = {name: VARIANTS[_known(name)] for name in self.solver or USUAL}
+        if self.features == "none" and self.figure not in (None, "sliced_wasserstein"):
+            raise ValueError(
+                f"--figure {self.figure} needs features; expected sliced_wasserstein with "
+                "--features none."
+            )
         with joined(device):
             opened = open_model(self.model, self.which, device)
             source = data_of(opened, self.data, self.data_folder)
@@ -110,7 +116,7 @@ class Compare:
                 learn=self.learned,
                 n=self.n,
                 seed=self.seed,
-                features=self.features,
+                features=None if self.features == "auto" else self.features,
                 split=self.split,
                 batch_size=self.batch_size,
                 folder=folder,
@@ -157,7 +163,7 @@ class Compare:
         )
         if count := sum(job.n_aux is not None for job in left):
             console.print(f"{count} ways back are learned besides: seconds to a minute each")
-        kind = self.features or usual_features(data)
+        kind = usual_features(data) if self.features == "auto" else self.features
         if kind == "classifier" and not (Path(work.cache or "") / cached_as(data, 0)).exists():
             cost = classifier_cost(data, work.model.process.device)
             console.print(f"a classifier of {data.name} is trained, once: {about(cost)}")
