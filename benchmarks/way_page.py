@@ -161,8 +161,8 @@ def samples(results: Results) -> Iterable[str]:
         "evaluations. *Rule* is the better of two that are not learned: VPSDE on the solver's "
         "default grid, and the best preset on its best rule by the closed form. Learned times are "
         f"better (bold) in {total - len(worse)} of {total} cases, in {clear} of them by more than "
-        f"two standard errors. The others are {listed(name for name, _ in worse)}"
-        + (", all within a standard error. " if all(near for _, near in worse) else ". ")
+        f"two standard errors. Left is {listed(name for name, _ in worse)}"
+        + (", within a standard error. " if all(near for _, near in worse) else ". ")
         + wider(results)
     )
     yield ""
@@ -269,8 +269,8 @@ def large(results: Results) -> Iterable[str]:
     yield from tabled(head, table)
     yield ""
     yield (
-        f"Fréchet distance of {results.wayback['samples']['mnist']:,} samples of MNIST. The rule "
-        'here is "information".'
+        f"Fréchet distance of {results.wayback['samples']['mnist']:,} samples of MNIST, on the "
+        "default grid and on learned times."
     )
 
 
@@ -307,7 +307,7 @@ def readme(results: Results) -> Iterable[str]:
         f"On the embedded digits {few.evaluations} network evaluations (`{few.solver}`, learned "
         f"times) give samples with a Fréchet distance of {few} to the data, where Euler–Maruyama "
         f"has {many} with {LONG}. On MNIST that is not reached: `exponential-2` with 20 gets from "
-        f'{first} (grid "information") to {last}, and Euler–Maruyama with {LONG} has '
+        f"{first} (the default grid) to {last}, and Euler–Maruyama with {LONG} has "
         f"{results.ruled('mnist', 'vpsde', 'euler', LONG)}."
     )
 

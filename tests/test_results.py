@@ -72,13 +72,14 @@ def test_the_recommended_solvers(results: Results) -> None:
     for count in (10, 20):
         for process in ("vpsde", "cld", "learned-1"):
             assert results.best("digits", process, count).solver == "sde-2"
-        for process in ("vpsde", "cld"):
-            best = results.best("mnist", process, count).solver
-            assert best in ("exponential-2", "exponential-3")
+    for process in ("vpsde", "cld"):
+        best_of_few = results.best("mnist", process, 10).solver
+        assert best_of_few in ("exponential-2", "exponential-3")
+        for count in (20, 50, 100):
+            assert results.best("mnist", process, count).solver == "sde-2"
     for process in ("vpsde", "learned-1"):
         assert results.best("digits", process, 5).solver == "exponential-2"
     for count in (50, 100):
-        assert results.best("mnist", "vpsde", count).solver == "sde-2"
         best = results.best("digits", "vpsde", count)
         every = [
             known(results.ruled("digits", "vpsde", s, count)) for s in results.solvers("digits")
@@ -116,7 +117,7 @@ def test_times_for_cld(results: Results) -> None:
 
 def test_the_grid_of_mnist(results: Results) -> None:
     labels = [p["label"] for p in results.mnist["points"] if p["solver"] != "euler"]
-    assert all("grid='information'" in label for label in labels)
+    assert not any("grid='information'" in label for label in labels), labels
 
 
 def test_large_errors_take_a_short_way(results: Results) -> None:
@@ -136,5 +137,12 @@ def test_large_errors_take_a_short_way(results: Results) -> None:
 def test_the_two_figures_differ_about_short_ways(results: Results) -> None:
     frechet = min(ways(results), key=lambda solver: results.sampled(solver, 5, "0").value)
     order = [solver for _, solver in sliced(results, 5)]
-    assert frechet == "splitting" and order.index("splitting") >= len(order) // 2
+    assert frechet == "euler" and order.index("euler") >= len(order) // 2
     assert order[0] == "exponential-2"
+
+
+def test_a_short_way_of_cld_can_be_worse(results: Results) -> None:
+    for solver in way_page.TIMED:
+        ruled = known(results.ruled("digits", "cld", solver, 5))
+        learned = known(results.learned(solver, 5, "times:cld"))
+        assert (learned.value > ruled.value) == (solver in ("exponential-1", "heun")), solver
