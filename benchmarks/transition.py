@@ -1,6 +1,6 @@
 """The automatic kernel against its rivals, measured in one run: ratios on the screen, JSON on disk.
 
-    python -m benchmarks.transition [--out results.json] [--quick]
+    python -m benchmarks.transition [--out results.json] [--quick] [--sample]
 
 Rivals: (a) the CLD kernel derived by hand, (b) the textbook way, `torch.linalg.matrix_exp` of the
 2K×2K block followed by `torch.linalg.cholesky`. Contenders are timed in alternation, round after
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,9 @@ import torch
 from torch import Tensor
 
 import ornstein
+from ornstein import gpu
+from ornstein.clock import Clock
+from ornstein.gpu import noise
 from ornstein.provenance import provenance
 
 CIFAR = (3, 32, 32)
@@ -182,15 +186,63 @@ def race_hand_derived(device: torch.device, rounds: int, batch: int = 256) -> di
         "hand-derived": lambda: hand_sample(s, x),
     }
     if cuda:
+        torch._dynamo.reset()
         compiled = torch.compile(lambda s, x: process.transition(s).sample(x), fullgraph=True)
         by_hand = torch.compile(hand_sample, fullgraph=True)
         works = {"automatic, compiled": lambda: compiled(s, x), **works}
         works["hand-derived, compiled"] = lambda: by_hand(s, x)
-        out = torch.empty(batch, 2, *CIFAR, device=device)
-        source = torch.randn_like(out)
-        works["copy of the output"] = lambda: out.copy_(source)
+        # the least that any of them can do: write y, and write y and its noise
+        source = torch.randn(2, batch, 2, *CIFAR, device=device)
+        out = torch.empty_like(source)
+        works["copy of y"] = lambda: out[0].copy_(source[0])
+        works["copy of y and its noise"] = lambda: out.copy_(source)
         works = {name: captured(work) for name, work in works.items()}
     return race(works, cuda, rounds)
+
+
+def race_matrices(device: torch.device, rounds: int, batch: int = 256) -> dict[str, float]:
+    """The matrices of CLD alone, without a sample."""
+    cuda = device.type == "cuda"
+    process, s = ornstein.cld().to(device), times_for(batch, device)
+    automatic = kernel_of(process, s)
+    works: dict[str, Work] = {"automatic": automatic, "hand-derived": lambda: hand_derived_cld(s)}
+    if cuda:
+        torch._dynamo.reset()
+        compiled = torch.compile(automatic, fullgraph=True)
+        by_hand = torch.compile(hand_derived_cld, fullgraph=True)
+        works = {"automatic, compiled": compiled, **works}
+        works["hand-derived, compiled"] = lambda: by_hand(s)
+        works = {name: captured(work) for name, work in works.items()}
+    return race(works, cuda, rounds)
+
+
+def race_parts(
+    device: torch.device, rounds: int, batch: int = 256, shape: tuple[int, ...] = CIFAR
+) -> dict[str, float]:
+    """The kernels that a transition and its sample are made of, each by itself; for tuning."""
+    process, s = ornstein.cld().to(device), times_for(batch, device)
+    x, q = torch.randn(batch, math.prod(shape), device=device), process.transition(s)
+    solution, initial = process._solution(True), process.auxiliary.factor()
+    assert isinstance(solution, Clock)
+    tau, seed = process._clock(s), torch.zeros(1, dtype=torch.int64, device=device)
+    works: dict[str, Work] = {
+        "look_up": lambda: solution.at(tau, initial),
+        "seed": lambda: torch.ops.ornstein.seed(seed),
+    }
+    operands = x, q.propagator, q.direction, q.cholesky, seed, False
+    for tile in (256, 512, 1024, 2048):
+
+        def work(tile: int = tile) -> object:
+            noise.TILE = tile
+            return torch.ops.ornstein.noised(*operands)
+
+        works[f"noised, {tile} coordinates a program"] = work
+    usual = noise.TILE
+    if device.type == "cuda":
+        works = {name: captured(work) for name, work in works.items()}
+    found = race(works, device.type == "cuda", rounds)
+    noise.TILE = usual
+    return {name: figure for name, figure in found.items() if " / " not in name}
 
 
 def race_textbook(
@@ -262,12 +314,17 @@ def race_rates(device: torch.device, rounds: int, batch: int = 128) -> dict[str,
     return {name: race(works, cuda, rounds) for name, works in races.items()}
 
 
-def run(device: torch.device, quick: bool) -> dict[str, object]:
-    """All races on one device."""
+def run(device: torch.device, quick: bool, sample: bool = False) -> dict[str, object]:
+    """All races on one device, or those of the transition and its sample."""
     rounds = 5 if quick else 21
     result: dict[str, object] = {
         "CLD, 256 CIFAR images, transition + sample": race_hand_derived(device, rounds),
+        "CLD, batch 256, transition alone": race_matrices(device, rounds),
     }
+    if device.type == "cuda" and gpu.triton is not None:
+        result["CLD, the kernels of these"] = race_parts(device, rounds)
+    if sample:
+        return result
     cases = [(2, 128, False)]
     if not quick:
         cases += [
@@ -302,14 +359,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="where to write the JSON")
     parser.add_argument("--quick", action="store_true", help="few rounds, for a look")
     parser.add_argument("--device", choices=("all", "cpu", "cuda"), default="all")
+    parser.add_argument("--sample", action="store_true", help="only CLD's transition and sample")
     options = parser.parse_args()
     torch.set_num_threads(1)
     record: dict[str, object] = {"provenance": provenance()}
     if options.device in ("all", "cpu"):
-        record["cpu, one thread"] = run(torch.device("cpu"), options.quick)
+        record["cpu, one thread"] = run(torch.device("cpu"), options.quick, options.sample)
         show("cpu, one thread", record["cpu, one thread"])  # type: ignore[arg-type]
     if options.device in ("all", "cuda") and torch.cuda.is_available():
-        record["cuda graphs"] = run(torch.device("cuda"), options.quick)
+        record["cuda graphs"] = run(torch.device("cuda"), options.quick, options.sample)
         show(torch.cuda.get_device_name(), record["cuda graphs"])  # type: ignore[arg-type]
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

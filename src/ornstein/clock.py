@@ -15,8 +15,9 @@ quadrature nodes are all of one size and nearly parallel; a covariance formed fi
 
 At the start of the i-th panel Φ is the i-th power of Φ(1) =: Φ₁, and L has the columns Φ₁ʲ L₁ of
 the i panels before it. All times of a batch share X, C's coefficients and this table: per time
-there is one small product with the powers of u and one reduction. For a fixed process the table is
-kept; for a learned one it is rebuilt, and the gradient of all of it is written out below.
+there is one small product with the powers of u and one reduction, on a GPU a single kernel where no
+gradient is wanted (`gpu`). For a fixed process the table is kept; for a learned one it is rebuilt,
+and the gradient of all of it is written out below.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ornstein import gpu
 from ornstein.linalg import (
+    EPS,
     Tables,
     matrix_powers,
     matrix_powers_vjp,
@@ -94,6 +97,17 @@ class Table:
     past_rows: Tensor  # (n - 1, K, n·K)
     generator_powers: Tensor  # (degree + 1, K, K)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """K and P·R."""
+        K = self.X.shape[-1]
+        return K, self.spread.shape[-1] // K
+
+    def parts(self) -> list[Tensor]:
+        """What it takes to look a time up, as `gpu.look_up` wants it."""
+        width = torch.stack([self.width, 1 / self.width])
+        return [width, self.X, self.spread, self.past, self.error]
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -107,6 +121,8 @@ class Clock:
     constants: Tables
     table: Table | None = None  # kept where nothing about the process is learned
     fits: Tensor | None = None  # kept too
+    parts: list[Tensor] | None = None  # of the table
+    span: Tensor | None = None  # (a, b, horizon, tolerance) where τ = s(a + b s): see `guarded`
 
     @property
     def sound(self) -> Tensor:
@@ -116,17 +132,34 @@ class Clock:
         stiffness = torch.linalg.vector_norm(self.drift.detach()) * self.total.detach() / self.count
         return stiffness <= STIFFNESS_LIMIT
 
-    def kept(self) -> Clock:
-        """The same with its table computed once."""
-        table = _tabulate(self.drift, self.G, self.total, self, False)
-        return replace(self, table=table, fits=self.sound)
+    def kept(self, span: Tensor | None = None) -> Clock:
+        """The same with its table computed once; NaN if its panels do not fit."""
+        table, sound = _tabulate(self.drift, self.G, self.total, self, False), self.sound
+        table = replace(table, past=torch.where(sound, table.past, math.nan))
+        return replace(self, table=table, fits=sound, parts=table.parts(), span=span)
 
     def at(self, tau: Tensor, initial: Tensor | None) -> Solved:
         """tau: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
-        Phi, L, error = _Kernel.apply(  # type: ignore[no-untyped-call]
-            self.drift, self.G, self.total, tau, initial, self
-        )
-        return Solved(Phi, L, error)
+        inputs = self.drift, self.G, self.total, tau, initial
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+            return Solved(*_Kernel.apply(*inputs, self))  # type: ignore[no-untyped-call]
+        table = self.table or _tabulate(self.drift, self.G, self.total, self, False)
+        if gpu.looks_up(tau, *table.sizes, initial):
+            return Solved(*gpu.look_up(tau, None, self.parts or table.parts(), initial, EPS))
+        found = _look_up(table, tau, initial, False)
+        return Solved(found.Phi, found.L, found.error)
+
+    def guarded(self, s: Tensor, initial: Tensor | None) -> Solved | None:
+        """The same at times s, (B,), NaN where it would be wrong; None if one kernel can't do it.
+
+        For fixed processes, inside graphs.
+        """
+        if self.table is None or self.parts is None or self.span is None:
+            return None
+        learned = s.requires_grad or (initial is not None and initial.requires_grad)
+        if learned or not gpu.looks_up(s, *self.table.sizes, initial):
+            return None
+        return Solved(*gpu.look_up(s, self.span, self.parts, initial, EPS))
 
 
 def _tabulate(
@@ -160,6 +193,45 @@ def earlier(count: int, K: int, device: torch.device) -> Tensor:
     return (steps[1:, None] > steps).repeat_interleave(K, -1).unsqueeze(-2)
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Φ, L and error at places of the clock, and what the gradient needs of them."""
+
+    Phi: Tensor  # (B, K, K)
+    L: Tensor  # (B, K, K)
+    error: Tensor  # (B,)
+    rows: Tensor  # (B, K, N)
+    ratio: Tensor  # (B,) the clock in panels
+    u: Tensor  # (B,)
+    index: Tensor  # (B,)
+    ladder: Tensor  # (B, degree + 1)
+    local: Tensor  # (B, K, K)
+    root: Tensor  # (B, 1)
+    fresh: Tensor  # (B, K, P·R)
+
+
+def _look_up(table: Table, tau: Tensor, initial: Tensor | None, with_rows: bool) -> _Places:
+    """`gpu.look_up` in tensor operations."""
+    count, K = table.past.shape[:2]
+    ratio = tau / table.width
+    # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0
+    index = (ratio.ceil() - 1).clamp(0, count - 1)
+    u, index = ratio - index, index.long()
+    ladder = powers(u, DEGREE)
+    local = (ladder @ table.X.flatten(1)).reshape(-1, K, K)
+    root = (u * table.width).sqrt().unsqueeze(-1)
+    fresh = (ladder @ table.spread * root).unflatten(-1, (K, -1))
+    moved = local @ table.past[index]  # (B, K, 2K)
+    Phi = moved[..., :K].contiguous()
+    columns = [moved[..., K:], fresh]
+    if initial is not None:
+        columns.insert(0, Phi @ initial)
+    L, rows, error = orthogonal_reduction(torch.cat(columns, -1), with_rows)
+    if initial is None:
+        error = torch.maximum(error, table.error[index])
+    return _Places(Phi, L, error, rows, ratio, u, index, ladder, local, root, fresh)
+
+
 class _Kernel(torch.autograd.Function):
     """(A, G, τ_T, τ, L₀) -> (Φ, L, error) with its gradient: one node instead of a hundred."""
 
@@ -174,29 +246,12 @@ class _Kernel(torch.autograd.Function):
         clock: Clock,
     ) -> tuple[Tensor, Tensor, Tensor]:
         table = clock.table or _tabulate(drift, G, total, clock, any(ctx.needs_input_grad[:3]))
-        K = drift.shape[-1]
-        ratio = tau / table.width
-        # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0
-        index = (ratio.ceil() - 1).clamp(0, clock.count - 1)
-        u, index = ratio - index, index.long()
-        ladder = powers(u, DEGREE)  # (B, degree + 1)
-        local = (ladder @ table.X.flatten(1)).reshape(-1, K, K)
-        root = (u * table.width).sqrt().unsqueeze(-1)
-        fresh = (ladder @ table.spread * root).unflatten(-1, (K, -1))
-        moved = local @ table.past[index]  # (B, K, 2K)
-        Phi = moved[..., :K].contiguous()
-        columns = [moved[..., K:], fresh]
-        if initial is not None:
-            columns.insert(0, Phi @ initial)
-        L, rows, error = orthogonal_reduction(torch.cat(columns, -1), any(ctx.needs_input_grad[:5]))
-        if initial is None:
-            error = torch.maximum(error, table.error[index])
+        at = _look_up(table, tau, initial, any(ctx.needs_input_grad[:5]))
         ctx.clock, ctx.table, ctx.given_x = clock, table, initial is not None
-        ctx.save_for_backward(
-            drift, G, initial, ratio, u, index, ladder, local, root, fresh, Phi, L, rows
-        )
-        ctx.mark_non_differentiable(error)
-        return Phi, L, error
+        places = at.ratio, at.u, at.index, at.ladder, at.local, at.root, at.fresh
+        ctx.save_for_backward(drift, G, initial, *places, at.Phi, at.L, at.rows)
+        ctx.mark_non_differentiable(at.error)
+        return at.Phi, at.L, at.error
 
     @staticmethod
     @torch.autograd.function.once_differentiable

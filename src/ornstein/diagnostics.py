@@ -105,7 +105,7 @@ def diagnose(
     times = as_float64(times, "times").reshape(-1).sort().values.to(process.device)
     with torch.no_grad():
         kernel = process.transition(times, given="x")
-        prior = torch.linalg.cholesky(process.prior_covariance)
+        prior = process.prior_factor
         rate, stationary = _stationary_law(process)
         return Diagnosis(
             name=process.name,

@@ -36,7 +36,7 @@ from ornstein.matrices import (
 )
 from ornstein.panels import Panels
 from ornstein.parts import Record, described, part, rebuilt
-from ornstein.process import HEADROOM, Process
+from ornstein.process import HEADROOM, TOLERANCE, Process
 from ornstein.schedules import (
     Float64Module,
     Linear,
@@ -134,6 +134,13 @@ class Diffusion(Process):
             rate_sound = rate.sound()
             sound = sound if rate_sound is None else sound & rate_sound
         return sound
+
+    def _span(self) -> Tensor | None:
+        line = self.rate_d.line()
+        if line is None:
+            return None
+        numbers = [*line, self.horizon, TOLERANCE]
+        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
     def _check_rates(self) -> None:
         for rate in (self.rate_q, self.rate_d):

@@ -102,6 +102,8 @@ class Auxiliary(Float64Module):
 
     root: Tensor
     coupling: Tensor
+    _factor: Tensor  # both padded, kept for what is not learned: a launch each otherwise
+    _direction: Tensor
 
     def __init__(
         self,
@@ -134,14 +136,29 @@ class Auxiliary(Float64Module):
             self.coupling = nn.Parameter(c)
         else:
             self.register_buffer("coupling", c)
+        self._keep()
+
+    def _keep(self) -> None:
+        factor = torch.nn.functional.pad(self.root, (0, 0, 1, 0))
+        direction = torch.nn.functional.pad(self.coupling.detach(), (1, 0), value=1.0)
+        self.register_buffer("_factor", factor, persistent=False)
+        self.register_buffer("_direction", direction, persistent=False)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._keep()
 
     def factor(self) -> Tensor:
         """A factor of Cov(y_0 | x): (K, K−1), first row zero."""
-        root = self.root if self.log_scale is None else self.log_scale.exp()[:, None] * self.root
+        if self.log_scale is None:
+            return self._factor
+        root = self.log_scale.exp()[:, None] * self.root
         return torch.nn.functional.pad(root, (0, 0, 1, 0))
 
     def direction(self) -> Tensor:
         """E[y_0 | x] / x = (1, c): (K,)."""
+        if not isinstance(self.coupling, nn.Parameter):
+            return self._direction
         return torch.nn.functional.pad(self.coupling, (1, 0), value=1.0)
 
     def describe(self) -> Record:
@@ -162,6 +179,7 @@ class Auxiliary(Float64Module):
             1.0, fields["coupling"], n_aux, fields["learn_variance"], fields["learn_coupling"]
         )
         found.root = root.reshape(n_aux, n_aux)
+        found._keep()
         return found
 
 

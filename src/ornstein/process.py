@@ -46,6 +46,7 @@ class Process(Float64Module, ABC):
         self._table: Tables | None = None
         self._solved: Clock | Panels | None = None
         self._noise_times: dict[float, Tensor] = {}  # of a fixed process
+        self._prior_factor: Tensor | None = None
 
     # ---------------------------------------------------------------- what a kind supplies
 
@@ -89,6 +90,13 @@ class Process(Float64Module, ABC):
         """Covariance of the prior π = N(0, ·): (K, K) float64."""
 
     @property
+    def prior_factor(self) -> Tensor:
+        """Its lower factor, kept, since a graph can't wait for a factorisation: (K, K)."""
+        if self._prior_factor is None:
+            self.replan()
+        return self._prior_factor  # type: ignore[return-value]
+
+    @property
     def device(self) -> torch.device:
         return self.auxiliary.root.device
 
@@ -112,15 +120,18 @@ class Process(Float64Module, ABC):
             self._check_times(times, "s")
         solution = self._solution(eager)
         starts: Tensor | float = 0.0
+        guarded: Solved | None = None
         if self._is_zero(start, eager):
             initial = self.auxiliary.factor() if given == "x" else None
-            solved = solution.at(self._clock(times), initial)
+            if not eager and isinstance(solution, Clock):
+                guarded = solution.guarded(times, initial)
+            solved = guarded or solution.at(self._clock(times), initial)
         else:
             starts = self._starts(start, given, times, shape, eager)
             solved = self._from(solution, starts, times)
         if eager:
             self._check_digits(solved, times, given)
-        else:
+        elif guarded is None:
             inside = (times >= starts) & (times <= self.horizon) & (solved.error <= TOLERANCE)
             solved = _poison(solved, inside & self._sound(solution))
         K = self.n_vars
@@ -226,11 +237,14 @@ class Process(Float64Module, ABC):
         with torch.inference_mode(False), torch.no_grad():  # what is kept may meet autograd later
             self._solved = None
             self._noise_times = {}
+            self._prior_factor = torch.linalg.cholesky(self.prior_covariance)
             self._table = constants(self.device)
             self._plan()
             if not self._parameters_exist():
                 solution = self._build()
-                self._solved = solution.kept() if isinstance(solution, Clock) else solution
+                if isinstance(solution, Clock):
+                    solution = solution.kept(self._span())
+                self._solved = solution
 
     def plan(self) -> Tensor:
         """The panels as they are now, as numbers for a checkpoint: see `follow`."""
@@ -301,6 +315,10 @@ class Process(Float64Module, ABC):
     def _sound(self, solution: Clock | Panels) -> Tensor:
         """Whether the plan still fits the process: ()."""
         return solution.sound
+
+    def _span(self) -> Tensor | None:
+        """(a, b, horizon, tolerance) where the clock is τ = s(a + b s): see `Clock.guarded`."""
+        return None
 
     def _check_rates(self) -> None:
         """Raise if a learned rate has left what a rate may be."""
@@ -376,7 +394,7 @@ class Process(Float64Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Process:
         super()._apply(fn, recurse)
         if self._table is not None:
-            self._table = self._solved = None
+            self._table = self._solved = self._prior_factor = None
             self._noise_times = {}
             if not any(p.is_meta for p in [*self.parameters(), *self.buffers()]):
                 self.replan()
@@ -384,7 +402,7 @@ class Process(Float64Module, ABC):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self._table = self._solved = None  # the matrices may be others now
+        self._table = self._solved = self._prior_factor = None  # others now, perhaps
         self._noise_times = {}
 
     def _refine(self) -> None:

@@ -90,6 +90,10 @@ class Schedule(Float64Module, ABC):
         whole = self.integral(s)
         return (EPS * whole / (whole - self.integral(r))).nan_to_num(0.0).detach()
 
+    def line(self) -> tuple[float, float] | None:
+        """(a, b) of a clock τ = s(a + b s), for GPU kernels; None for any other."""
+        return None
+
     def sound(self) -> Tensor | None:
         """Whether it still is a rate; None where it can't cease to be one."""
         return None
@@ -123,6 +127,9 @@ class Constant(Schedule):
 
     def between(self, r: Tensor, s: Tensor) -> Tensor:
         return self.value * (s - r)
+
+    def line(self) -> tuple[float, float]:
+        return self.value, 0.0
 
     def shape(self) -> tuple[Any, ...]:
         return ("linear", 1.0, self.horizon)
@@ -159,6 +166,9 @@ class Linear(Schedule):
 
     def between(self, r: Tensor, s: Tensor) -> Tensor:
         return (s - r) * (self.start + (self.end - self.start) / (2 * self.horizon) * (s + r))
+
+    def line(self) -> tuple[float, float]:
+        return self.start, (self.end - self.start) / (2 * self.horizon)
 
     def shape(self) -> tuple[Any, ...]:
         return ("linear", self.end / self.start, self.horizon)

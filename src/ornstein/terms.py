@@ -264,7 +264,7 @@ class Job:
     def bound(self, logsnr: Tensor, errors: Tensor, how: str) -> Bound:
         """All terms together; the denoising errors are (B·draws,)."""
         self.heard(errors)
-        prior = torch.linalg.cholesky(self.process.prior_covariance)
+        prior = self.process.prior_factor
         power = self.each(lambda x: total(x.square()) / self.dims, self.x)
         top = -self.dims * prior_gap(self.last, prior, power)
         middle = self.state_entropy() - errors

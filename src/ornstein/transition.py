@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ornstein import gpu
 from ornstein.linalg import in_graph, lower_inverse
 
 Given = Literal["x", "state"]
@@ -84,6 +85,11 @@ class Transition:
     ) -> tuple[Tensor, Tensor]:
         """y_s ~ q(· | origin) and the standard normal noise that made it, each (B, K, *shape)."""
         flat, shape = self._flatten_origin(origin)
+        if noise is None and self._drawn_in_one(origin):
+            matrices = self._batched(self.propagator), self.direction, self._batched(self.cholesky)
+            own = _flat(origin, 1 if self.given == "x" else 2)  # in the type it came in
+            y, noise = gpu.noised(own, *matrices, self.given == "state", generator)
+            return y.reshape(shape), noise.reshape(shape)
         if noise is None:
             noise = torch.randn(
                 shape, dtype=origin.dtype, device=origin.device, generator=generator
@@ -124,6 +130,13 @@ class Transition:
         return -0.5 * eps.square().sum((1, 2)) - 0.5 * d * self.logdet - constant
 
     # ------------------------------------------------------------------ shapes and types
+
+    def _drawn_in_one(self, origin: Tensor) -> bool:
+        """Whether noise and y can be made by one kernel: on a GPU, where no gradient is wanted."""
+        parts = origin, self.propagator, self.direction, self.cholesky
+        if torch.is_grad_enabled() and any(t.requires_grad for t in parts):
+            return False
+        return gpu.draws(origin, self.direction.shape[0]) and origin.device == self.cholesky.device
 
     def _whiten(self, y: Tensor, origin: Tensor) -> Tensor:
         self._check_spread()
@@ -233,6 +246,7 @@ def mix(matrix: Tensor, state: Tensor, onto: Tensor | None = None, lower: bool =
     tracked = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (matrix, state, onto)
     )
+    tracked = tracked or torch.compiler.is_compiling()  # (slices written in place do not fuse)
     y, first = (onto, 0) if onto is not None else (matrix[:, :, 0, None] * state[:, :1], 1)
     for j in range(first, matrix.shape[-1]):
         column, row = matrix[:, :, j, None], state[:, j : j + 1]

@@ -45,6 +45,24 @@ def test_the_numbers_of_the_cpu(name: str, given: str) -> None:
         assert float((here - there.cpu()).detach().abs().max()) <= 1e-11 * scale
 
 
+@pytest.mark.parametrize("given", ["x", "state"])
+@pytest.mark.parametrize("name", ZOO)
+def test_the_numbers_of_the_cpu_without_gradient(name: str, given: str) -> None:
+    """Where none is wanted a single kernel looks the times up; every digit of diag L counts."""
+    process = ZOO[name]()
+    times = process.horizon * torch.tensor([1e-4, 1e-3, 0.03, 0.4, 1.0], dtype=F64)
+    with torch.no_grad():
+        here = process.transition(times, given)  # type: ignore[arg-type]
+        there = process.to("cuda").transition(times.cuda(), given)  # type: ignore[arg-type]
+    scale = here.propagator.abs().amax((-2, -1), keepdim=True)
+    assert bool(((here.propagator - there.propagator.cpu()).abs() <= 1e-11 * scale).all())
+    L, other = here.cholesky, there.cholesky.cpu()
+    assert bool(((L - other).abs() <= 1e-11 * L.norm(dim=-1, keepdim=True)).all())
+    own, others = (m.diagonal(dim1=-2, dim2=-1) for m in (L, other))
+    room = (10 * here.error).clamp(min=1e-11).unsqueeze(-1)  # what rounding can do
+    assert bool(((own - others).abs() <= room * own).all())
+
+
 @pytest.mark.parametrize("K, N", [(1, 1), (2, 16), (3, 41), (3, 96), (5, 55), (6, 600)])
 def test_the_reduction_of_the_cpu(K: int, N: int) -> None:
     """The kernel written for the GPU: L, rows, error estimate, zero rows and NaN."""

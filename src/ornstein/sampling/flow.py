@@ -92,7 +92,7 @@ class ProbabilityFlow(Solver):
         index = torch.arange(PILOT, device=model.process.device)
         K = model.process.n_vars
         normal = Counted(0, index).normal("pilot", (K, frames.dims), torch.float64)
-        prior = torch.linalg.cholesky(model.process.prior_covariance)
+        prior = model.process.prior_factor
         u = frames.into(mix(prior.unsqueeze(0), normal), frames.at(frames.last))
         ends = (frames.last, frames.first)
         atol = self.rtol if self.atol is None else self.atol

@@ -106,7 +106,7 @@ class Splitting(TableSolver):
         process = route.process
         if self.reference == "prior":
             _check_stationary(process)
-            prior = torch.linalg.cholesky(process.prior_covariance)
+            prior = process.prior_factor
             return prior.expand(len(route.times) + 1, -1, -1)
         first = process.transition(route.grid[:1])
         L = torch.cat([first.cholesky, route.kernel.cholesky])

@@ -137,7 +137,7 @@ def _sent(table: Table, route: Route, spectrum: Spectrum) -> tuple[Tensor, Tenso
         return x, white - a[i].unsqueeze(-1) * x.unsqueeze(-2)
 
     N, K = len(square), L.shape[-1]
-    prior = torch.linalg.cholesky(route.process.prior_covariance)
+    prior = route.process.prior_factor
     Y = torch.nn.functional.pad(prior, (1, 0)).expand(N, K, K + 1)
     if table.start is not None:
         Y = _with_new(table.start.state @ Y, table.start.fresh)

@@ -288,7 +288,7 @@ class _Aim:
 
 def _too_far(process: Process, spectrum: Spectrum, most: float) -> Tensor:
     """What a process pays for not reaching its prior."""
-    prior = torch.linalg.cholesky(process.prior_covariance)
+    prior = process.prior_factor
     second = torch.tensor(spectrum.scale**2, dtype=torch.float64)
     gap = prior_gap(process.transition(process.horizon), prior, second)
     return WALL * (gap / most - 1).clamp(min=0).square()

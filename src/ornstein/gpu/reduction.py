@@ -1,9 +1,4 @@
-"""The orthogonal reduction of `linalg` as one GPU kernel: a program per matrix, all in registers.
-
-Written out in tensor operations a reduction is some fifty launches, most of the time of a kernel
-captured in a CUDA graph. Triton comes with CUDA builds of PyTorch; where it is missing, or a
-matrix is too large, `linalg` uses its tensor operations. Same formulas, same names.
-"""
+"""The orthogonal reduction of `linalg` as one kernel: a program per matrix, all in registers."""
 
 from __future__ import annotations
 
@@ -12,11 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton: CPU builds, other platforms
-    triton = None
+from ornstein.gpu.launching import on_device_of, padded, triton, usable
 
 LARGEST = 8192  # entries of a padded matrix that fit the registers of a program
 
@@ -24,19 +15,38 @@ LARGEST = 8192  # entries of a padded matrix that fit the registers of a program
 def fits(columns: Tensor) -> bool:
     """Whether the kernel can take these columns: (..., K, N)."""
     K, N = columns.shape[-2:]
-    return (
-        triton is not None
-        and columns.is_cuda
-        and columns.numel() > 0
-        and _padded(K) * _padded(N) <= LARGEST
-    )
-
-
-def _padded(size: int) -> int:
-    return max(2, 1 << (size - 1).bit_length())
+    return columns.is_cuda and usable(columns) and padded(K) * padded(N) <= LARGEST
 
 
 if triton is not None:
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def reflection(W, bound, k, n, i: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Row i by a reflection from the right: W, bound, i-th column of L, error², reflector.
+
+        One root and one division: each has a slow path that nothing is moved across.
+        """
+        r, c = k[:, None], n[None, :]
+        here = (r == i) & (c >= i)
+        row = tl.sum(tl.where(here, W, 0.0), 0)
+        sums = tl.sum(tl.where(here, bound, 0.0), 0)
+        norm = tl.sqrt(tl.sum(row * row, 0))
+        size2 = tl.sum(sums * sums, 0)
+        first = tl.sum(tl.where(n == i, row, 0.0), 0)
+        sign = tl.where(first < 0, -1.0, 1.0)
+        pivot = first + sign * norm
+        half = norm * tl.abs(pivot)
+        scale = tl.where(half > 0, 1.0 / half, 0.0)
+        v = tl.where(n == i, pivot, row)
+        f = tl.where(k > i, tl.sum(W * v[None, :], 1) * scale, 0.0)
+        W = W - f[:, None] * v[None, :]
+        bound = bound + tl.abs(f)[:, None] * sums[None, :]
+        below = -sign * tl.sum(tl.where(c == i, W, 0.0), 1)
+        column = tl.where(k == i, norm, tl.where(k > i, below, 0.0))
+        inverse = tl.abs(pivot) * scale  # 1/norm
+        lost = tl.where((size2 > 0) & (half <= 0), float("inf"), size2 * inverse * inverse)
+        return W, bound, column, lost, v, sign, scale
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _reduce(  # type: ignore[no-untyped-def]
@@ -60,30 +70,14 @@ if triton is not None:
         bound = tl.abs(W)
         error = tl.sum(tl.zeros([KP], tl.float64), 0)
         for i in tl.static_range(K):
-            here = (r == i) & (c >= i)
-            row = tl.sum(tl.where(here, W, 0.0), 0)
-            sums = tl.sum(tl.where(here, bound, 0.0), 0)
-            norm = tl.sqrt(tl.sum(row * row, 0))
-            size = tl.sqrt(tl.sum(sums * sums, 0))
-            first = tl.sum(tl.where(n == i, row, 0.0), 0)
-            sign = tl.where(first < 0, -1.0, 1.0)
-            pivot = first + sign * norm
-            half = norm * tl.abs(pivot)
-            scale = tl.where(half > 0, 1.0 / half, 0.0)
-            v = tl.where(n == i, pivot, row)
-            f = tl.where(k > i, tl.sum(W * v[None, :], 1) * scale, 0.0)
-            W = W - f[:, None] * v[None, :]
-            bound = bound + tl.abs(f)[:, None] * sums[None, :]
-            below = -sign * tl.sum(tl.where(c == i, W, 0.0), 1)
-            column = tl.where(k == i, norm, tl.where(k > i, below, 0.0))
+            W, bound, column, lost, v, sign, scale = reflection(W, bound, k, n, i)
             tl.store(lower + b * K * K + k * K + i, column, mask=k < K)
-            lost = tl.where(size > 0, size / norm, size)
             error = tl.where((lost > error) | (lost != lost), lost, error)
             if WITH_ROWS:  # the reflectors wait where the rows will be
                 tl.store(rows + b * K * N + i * N + n, v, mask=n < N)
                 tl.store(signs + b * 2 * K + i, sign)
                 tl.store(signs + b * 2 * K + K + i, scale)
-        tl.store(errors + b, error * eps)
+        tl.store(errors + b, tl.sqrt(error) * eps)
         if WITH_ROWS:
             tl.debug_barrier()
             sign = tl.load(signs + b * 2 * K + k, mask=k < K, other=0.0)
@@ -105,7 +99,10 @@ def reduce(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor
     rows = torch.empty_like(columns) if with_rows else columns.new_empty(0)
     signs = columns.new_empty(count, 2 * K)
     errors = columns.new_empty(batch)
-    KP, NP = _padded(K), _padded(N)
+    KP, NP = padded(K), padded(N)
     options: dict[str, Any] = {"num_warps": 1 if KP * NP <= 512 else 4}
-    _reduce[(count,)](columns, lower, rows, signs, errors, N, eps, K, KP, NP, with_rows, **options)
+    with on_device_of(columns):
+        _reduce[(count,)](
+            columns, lower, rows, signs, errors, N, eps, K, KP, NP, with_rows, **options
+        )
     return lower, rows, errors
