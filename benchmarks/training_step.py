@@ -127,11 +127,11 @@ class Steps:
 
     def optimise(self) -> None:
         """Clipping, and Adam."""
-        self.state.clip_and_step()
+        self.state.clip_and_step(self.state.numbers())
 
     def mean(self) -> None:
         """The running mean of all weights."""
-        self.average.update(1000)
+        self.average.update(0.001)
 
 
 # ---------------------------------------------------------------------------------- measuring

@@ -282,14 +282,14 @@ def signalled(number: str, step: str, *args: str) -> int:
     """`ornstein args` that gets a signal in the middle of a step."""
     from ornstein.data import Stream
 
-    take = Stream.take
+    rows = Stream.rows
 
-    def taking(stream: Stream, first: int, count: int) -> Any:
+    def gathering(stream: Stream, first: int, *rest: Any) -> Any:
         if first // BATCH == int(step) - 1:
             os.kill(os.getpid(), int(number))
-        return take(stream, first, count)
+        return rows(stream, first, *rest)
 
-    Stream.take = taking  # type: ignore[method-assign]
+    Stream.rows = gathering  # type: ignore[method-assign]
     return ornstein(*args)
 
 

@@ -65,28 +65,41 @@ class Stream:
         """
         if first < 0 or count < 0:
             raise ValueError(f"take({first}, {count}); expected a position and a number ≥ 0.")
+        batch = self.rows(first, count)
+        return self.mirrored(batch, torch.arange(first, first + count, device=self.device))
+
+    def rows(self, first: int, count: int, out: Tensor | None = None) -> Tensor:
+        """The same without flips; into `out`, a batch on the device, if it is given."""
         total, parts, place = len(self.x), [], first
         while place < first + count:
             epoch, start = divmod(place, total)
             part = self._order(epoch)[start : start + first + count - place]
             parts.append(part)
             place += len(part)
+        if len(parts) == 1:
+            return self._gathered(parts[0], out)
         rows = torch.cat(parts) if parts else torch.arange(0, device=self.x.device)  # (count,)
-        batch = self._gathered(rows)
-        if self.flips:
-            positions = torch.arange(first, first + count, device=self.device)
-            coin = Counted(self.seed, positions).uniform("flip", ()) < 0.5
-            batch = torch.where(coin[:, None, None, None], batch.flip(-1), batch)
-        return batch
+        return self._gathered(rows, out)
 
-    def _gathered(self, rows: Tensor) -> Tensor:
+    def mirrored(self, batch: Tensor, positions: Tensor) -> Tensor:
+        """A batch of `rows` at these positions, with the flips that are due: like batch."""
+        if not self.flips:
+            return batch
+        coin = Counted(self.seed, positions).uniform("flip", ()) < 0.5
+        return torch.where(coin[:, None, None, None], batch.flip(-1), batch)
+
+    def _gathered(self, rows: Tensor, out: Tensor | None) -> Tensor:
         """These examples, on the device."""
+        if self.x.device == self.device:
+            return torch.index_select(self.x, 0, rows, out=out)
         if self.x.device.type != "cpu" or self.device.type != "cuda":
             return self.x.index_select(0, rows).to(self.device)
         # torch keeps pinned memory until the copy is over, then uses it again
         batch = torch.empty((len(rows), *self.x.shape[1:]), dtype=self.x.dtype, pin_memory=True)
         torch.index_select(self.x, 0, rows, out=batch)
-        return batch.to(self.device, non_blocking=True)
+        if out is None:
+            return batch.to(self.device, non_blocking=True)
+        return out.copy_(batch, non_blocking=True)
 
     def _order(self, epoch: int) -> Tensor:
         """Which example comes when in an epoch, where the examples are: (N,)."""

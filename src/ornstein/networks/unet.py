@@ -8,13 +8,14 @@ variable of a joint model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ornstein import parts
+from ornstein.networks import fused
 from ornstein.networks.shapes import Embedding, Layout, check_sizes
 
 
@@ -81,7 +82,7 @@ class UNet(nn.Module):
                 self.up.append(Grow(channels))
         self.leave = nn.Sequential(
             _norm(channels), nn.SiLU(), _quiet(nn.Conv2d(channels, outputs, 3, padding=1))
-        )
+        )  # as a sequence, since that is how its parameters are named in files
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._arguments = {
             "shape": list(shape),
@@ -124,20 +125,31 @@ class UNet(nn.Module):
         return cls(shape, variables, features, 16, (1, 2), 1, (4,), dropout)
 
     def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
-        time = self.embed(logsnr)
-        h = self.enter(self.layout.flat(x).contiguous(memory_format=torch.channels_last))
+        shifts = self._shifts(self.embed(logsnr))
+        flat = self.layout.flat(x)
+        h = _conv(self.enter, flat.contiguous(memory_format=torch.channels_last))
         kept = [h]
         for part in self.down:
-            h = part(h, time)
+            h = part(h) if isinstance(part, Shrink) else part(h, next(shifts))
             kept.append(h)
         for part in self.middle:
-            h = part(h, time)
+            h = part(h, next(shifts))
         for part in self.up:
             if isinstance(part, Grow):
                 h = part(h, kept[-1].shape[-2:])
             else:
-                h = part(torch.cat([h, kept.pop()], 1), time)
-        return self.layout.restored(self.leave(h))
+                h = part(torch.cat([h, kept.pop()], 1), next(shifts))
+        norm, _, last = self.leave
+        return self.layout.restored(_conv(last, _normed(h, norm)))  # type: ignore[arg-type]
+
+    def _shifts(self, time: Tensor) -> Iterator[Tensor]:
+        """What each stage is shifted by, (B, channels), all of them by one product."""
+        path = (*self.down, *self.middle, *self.up)
+        stages = [part for part in path if isinstance(part, Stage)]
+        weight = torch.cat([stage.time.weight for stage in stages])
+        bias = torch.cat([stage.time.bias for stage in stages])
+        sizes = [stage.time.out_features for stage in stages]
+        return iter(F.linear(time, weight, bias).split(sizes, -1))
 
 
 class Stage(nn.Module):
@@ -154,10 +166,11 @@ class Stage(nn.Module):
         self.skip = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
         self.attention = Attention(outside) if attends else None
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        h = h + self.time(time)[:, :, None, None]
-        h = self.skip(x) + self.conv2(self.dropout(F.silu(self.norm2(h))))
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        conv, drop = self.conv1, self.dropout.p if self.training else 0.0
+        h = F.conv2d(_normed(x, self.norm1), conv.weight, None, padding=1)
+        h = _normed(h, self.norm2, shift + _bias(conv), drop=drop)
+        h = self.skip(x) + self.conv2(h)
         return h if self.attention is None else self.attention(h)
 
 
@@ -171,10 +184,14 @@ class Attention(nn.Module):
         self.leave = _quiet(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        q, k, v = (f(h).flatten(2).mT for f in (self.query, self.key, self.value))  # (B, HW, C)
-        h = F.scaled_dot_product_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1))
-        return x + self.leave(h.squeeze(1).mT.reshape(x.shape))
+        h = _normed(x, self.norm, silu=False).flatten(2).mT  # (B, HW, C)
+        parts = (self.query, self.key, self.value)
+        weight = torch.cat([part.weight for part in parts]).flatten(1)
+        bias = torch.cat([_bias(part) for part in parts])
+        q, k, v = F.linear(h, weight, bias).unsqueeze(1).chunk(3, -1)  # (B, 1, HW, C)
+        h = F.scaled_dot_product_attention(q, k, v).squeeze(1)
+        h = F.linear(h, self.leave.weight.flatten(1), self.leave.bias)
+        return x + h.mT.unflatten(-1, x.shape[-2:])
 
 
 class Shrink(nn.Module):
@@ -184,7 +201,7 @@ class Shrink(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.conv(F.pad(x, (x.shape[-1] % 2, 1, x.shape[-2] % 2, 1)))
 
 
@@ -196,7 +213,41 @@ class Grow(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor, size: Sequence[int]) -> Tensor:
-        return self.conv(F.interpolate(x, size=tuple(size), mode="nearest"))
+        if not (torch.compiler.is_compiling() and x.is_cuda):
+            return self.conv(F.interpolate(x, size=tuple(size), mode="nearest"))
+        # the same, with a gradient that is a sum in place of scattered additions
+        twice = x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2)
+        twice = twice.flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
+        return self.conv(twice.contiguous(memory_format=torch.channels_last))
+
+
+def _normed(
+    x: Tensor,
+    norm: nn.GroupNorm,
+    shift: Tensor | None = None,
+    silu: bool = True,
+    drop: float = 0.0,
+) -> Tensor:
+    """Shifted, normalised, bent and dropped, by one kernel where there is one."""
+    if not fused.usable(x, norm):
+        return fused.plain(x, norm, shift, silu, drop)
+    seed = torch.randint(2**62, (), device=x.device) if drop else None
+    return fused.norm_act(x, norm, shift, silu, drop, seed)
+
+
+def _conv(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """A 3×3 convolution to or from few channels: on a GPU padded to a multiple of eight."""
+    if not (torch.compiler.is_compiling() and x.is_cuda):
+        out: Tensor = layer(x)
+        return out
+    more, wide = -x.shape[1] % 8, -layer.out_channels % 8
+    weight = F.pad(layer.weight, (0, 0, 0, 0, 0, more, 0, wide))
+    out = F.conv2d(F.pad(x, (0, 0, 0, 0, 0, more)), weight, None, padding=1)
+    return out[:, : layer.out_channels] + _bias(layer)[:, None, None]
+
+
+def _bias(layer: nn.Conv2d) -> Tensor:
+    return layer.bias  # type: ignore[return-value]
 
 
 def _norm(channels: int) -> nn.GroupNorm:

@@ -30,10 +30,13 @@ class Average:
         for mean, new in pairs if memory > 0 else ():
             self.groups.setdefault((mean.dtype, mean.device), []).append((mean, new))
 
+    def part(self, done: int) -> float:
+        """Of the new weights, after a step before which `done` were taken: 1 − m."""
+        return 1 - min(self.memory, (1 + done) / (10 + done))
+
     @torch.no_grad()
-    def update(self, done: int) -> None:
-        """After a step; `done` steps were taken before it."""
-        part = 1 - min(self.memory, (1 + done) / (10 + done))
+    def update(self, part: float) -> None:
+        """After a step."""
         for group in self.groups.values():
             means, news = zip(*group, strict=True)
             torch._foreach_lerp_(list(means), list(news), part)

@@ -7,8 +7,9 @@ it computes the same numbers.
 
     examples → loss → gradients (averaged over processes) → clipped → Adam → running mean
 
-With a folder the loop also keeps what a run needs to go on (`keeping`); it looks at metrics, the
-validation split and samples now and then (`watching`). Nothing is printed.
+`running` does that, on a GPU as one graph. With a folder the loop also keeps what a run needs to go
+on (`keeping`); it looks at metrics, the validation split and samples now and then (`watching`).
+Nothing is printed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ornstein.data import Dataset, Split, Stream
 from ornstein.diagnostics import prior_gap
 from ornstein.ledger import any_failed, processes
 from ornstein.score import ScoreModel
 from ornstein.training.average import Average
-from ornstein.training.distribution import share, unsynchronised, wrapped
+from ornstein.training.distribution import share
 from ornstein.training.keeping import Keeper
-from ornstein.training.loss import VALUES, Loss
+from ornstein.training.loss import Loss
 from ornstein.training.options import Training
+from ornstein.training.running import Runner
 from ornstein.training.state import State
 from ornstein.training.step import Step
 from ornstein.training.stopping import Diverged, Interrupted, Signals
@@ -96,7 +98,7 @@ class Job:
         self.data = data if isinstance(data, Dataset) else _only_training(data)
         self.device = model.process.device
         self.rank, self.world = processes()
-        self.micro = share(training.batch, training.accumulate)
+        share(training.batch, training.accumulate)  # refuses what can't be shared
         model.check_data(self.data.train.x[:2].to(self.device), model.likelihood)
         if training.objective.times == "adaptive" and self.world > 1:
             raise ValueError(
@@ -111,23 +113,7 @@ class Job:
         self.average = Average(model, training.ema)
         self.state = State(self.loss, self.average, training)
         self.watcher = Watcher(self.data, training, self.state, self.keeper)
-        self.compiled = training.compiled_on(self.device)
-        self.step_loss = self._prepared()
-
-    def _prepared(self) -> nn.Module:
-        """The loss, shared over processes and compiled as asked for."""
-        loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
-        if self.compiled:
-            loss = torch.compile(loss)  # type: ignore[assignment]
-        return loss
-
-    def _some_unused(self) -> bool:
-        """Whether the loss leaves out a parameter, such as a learned rate that cancels."""
-        x = self.stream.take(0, 1)
-        self.loss(x, torch.zeros(1, dtype=torch.int64, device=self.device))[0].backward()
-        unused = any(p.grad is None for p in self.model.parameters() if p.requires_grad)
-        self.model.zero_grad(set_to_none=True)
-        return unused
+        self.runner = Runner(self.loss, self.state, self.average, self.stream, training)
 
     # ---------------------------------------------------------------- the loop
 
@@ -161,31 +147,16 @@ class Job:
         if not self.model.training:  # the user may have looked at it in between
             self.model.train()
         torch.manual_seed(_mixed(options.seed, state.step, self.rank))  # dropout
-        optimiser = state.optimiser
-        optimiser.zero_grad(set_to_none=True)
-        first = state.step * options.batch + self.rank * self.micro * options.accumulate
-        values = torch.zeros(len(VALUES), dtype=torch.float64, device=self.device)
         try:
-            for part in range(options.accumulate):
-                start = first + part * self.micro
-                x = self.stream.take(start, self.micro)
-                index = torch.arange(start, start + self.micro, device=self.device)
-                last = part == options.accumulate - 1
-                with unsynchronised(self.step_loss, not last):
-                    loss, told = self.step_loss(x, index)
-                    (loss / options.accumulate).backward()
-                values = _merged(values, told, part)
+            row = self.runner.step()
         except ValueError as error:
             if state.step == 0:
                 raise  # the user's data or model
             left = self.keeper.last_good()
             raise Diverged(f"step {state.step + 1}: {error}{left}") from error
-        rate = state.clip_and_step()
-        self.average.update(state.step)
+        rate = state.rate(state.step)
         state.step += 1
-        if self.compiled and self.model.process.learned and state.step % 100 == 0:
-            self.model.process.replan()  # inside a graph it can't see that it has outgrown
-        state.heard(self._everyones(values))
+        state.heard(self._everyones(row))
         return self._done(rate)
 
     def _done(self, rate: float) -> Step:
@@ -222,19 +193,12 @@ class Job:
             raise Interrupted(self.state.step, number)
 
 
-def _merged(values: Tensor, told: Tensor, part: int) -> Tensor:
-    """Means over the parts of a step so far; of the worst error the largest."""
-    means = values[:4] + (told[:4] - values[:4]) / (part + 1)
-    worse = (told[4] >= values[4]) | ~told[4].isfinite() if part else torch.ones_like(told[4]) > 0
-    return torch.cat([means, torch.where(worse, told[4:], values[4:])])
-
-
 def _check_prior(model: ScoreModel) -> None:
     """Data that the process can't bring to its prior: far off is refused, a little is told."""
     process, moments = model.process, model.moments
     with torch.no_grad():
         power = (moments.mean**2 + moments.std**2).mean()
-        prior = torch.linalg.cholesky(process.prior_covariance)
+        prior = process.prior_factor
         gap = prior_gap(process.transition(process.horizon), prior, power).item() / math.log(2)
     if gap > TOO_FAR:
         raise ValueError(

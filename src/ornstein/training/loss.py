@@ -46,9 +46,9 @@ class Loss(nn.Module):
             means = [scale * part.mean() for part in parts]
             errors, at = bound.errors.flatten(), bound.logsnr.flatten()
             sizes = errors.abs().nan_to_num(math.inf, math.inf, math.inf)
-            worst = sizes.argmax()
+            worst = sizes.argmax().reshape(1)  # (an index without axes would be read on the host)
             loss = bound.bits_per_dim.mean()
-            told = [loss, *means, -scale * errors[worst], at[worst]]
+            told = [loss, *means, -scale * errors[worst].sum(), at[worst].sum()]
         else:
             dims = math.prod(x.shape[1:])
             loss = self._simple(x, random).mean() / dims

@@ -21,6 +21,7 @@ from ornstein.training.average import Average
 from ornstein.training.checkpoints import Checkpoint
 from ornstein.training.loss import VALUES, Loss
 from ornstein.training.options import Training
+from ornstein.training.updating import Numbers
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -41,13 +42,13 @@ class State:
         self.rates = [group["lr"] for group in self.optimiser.param_groups]
         device = self.model.process.device
         self.last = torch.zeros(len(VALUES), dtype=torch.float64, device=device)
-        self.sums = torch.zeros(len(VALUES) + 2, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(VALUES) + 2, dtype=torch.float64)  # of the steps that were read
         self.count = 0  # steps in `sums`
         self._window, self._window_count = self.sums.new_zeros(()), 0
         self.recent = math.nan
         self.checkpoint: Path | None = None  # the newest
-        self._norms = torch.zeros(2, dtype=torch.float64, device=device)
-        self._recent: list[Tensor] = []  # values of steps not looked at yet
+        self._unread: list[Tensor] = []  # rows of steps, still on the device …
+        self._recent: list[Tensor] = []  # … and tables of those not looked at yet
         self._before = 0.0  # seconds of earlier starts
         self.started()
 
@@ -70,40 +71,53 @@ class State:
 
     # ---------------------------------------------------------------- a step
 
-    def clip_and_step(self) -> float:
-        """Clip the gradients of network and process, and use them; the network's learning rate."""
+    def numbers(self) -> Numbers:
+        """What is different in the next step."""
+        factor = self.training.optimiser.factor(self.step, self.training.steps)
+        rates = tuple(rate * factor for rate in self.rates)
+        return Numbers(rates, self.step, self.average.part(self.step))
+
+    def clip_and_step(self, numbers: Numbers) -> Tensor:
+        """Clip the gradients of network and process, and use them; their norms: (groups,)."""
         options, optimiser = self.training.optimiser, self.optimiser
         most = options.clip if options.clip > 0 else math.inf
         norms = [
             nn.utils.clip_grad_norm_(group["params"], most) for group in optimiser.param_groups
         ]
-        self._norms = torch.stack([norm.detach().to(torch.float64) for norm in norms])
-        factor = options.factor(self.step, self.training.steps)
-        for group, rate in zip(optimiser.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+        for group, rate in zip(optimiser.param_groups, numbers.rates, strict=True):
+            group["lr"] = rate
         optimiser.step()
-        return self.rate(self.step)
+        return torch.stack([norm.detach().to(torch.float64) for norm in norms])
 
     def rate(self, step: int) -> float:
         """The first learning rate, the network's if it is trained, at a step."""
         return self.rates[0] * self.training.optimiser.factor(step, self.training.steps)
 
-    def heard(self, values: Tensor) -> None:
-        """Add a step's values to the means; nothing is read from the device."""
-        self.last = values
-        self._recent.append(torch.cat([values, self._norms.sum().reshape(1)]))
-        norms = torch.nn.functional.pad(self._norms, (0, 2 - len(self._norms)))
-        self.sums += torch.cat([values, norms])
+    def heard(self, row: Tensor) -> None:
+        """A step's VALUES and norms; nothing is read from the device until somebody asks."""
+        self.last = row[: len(VALUES)]
+        self._unread.append(row)
         self.count += 1
-        self._window = self._window + values[0 if self._simple() else 2]  # loss, or diffusion
         self._window_count += 1
+
+    def _read(self) -> None:
+        """Fetch what the steps since the last time said, all at once, and add it up."""
+        if not self._unread:
+            return
+        table = torch.stack(self._unread).cpu()
+        self._unread = []
+        self._recent.append(table)
+        for values in table:
+            self.sums += values
+            self._window = self._window + values[0 if self._simple() else 2]  # loss, or diffusion
 
     def first_bad(self) -> tuple[int, Tensor] | None:
         """The first step since the last look with a loss or gradient that is no number."""
+        self._read()
         if not self._recent:
             return None
-        table = torch.stack(self._recent).cpu()
-        bad = ~torch.cat([table[:, :1], table[:, -1:]], 1).isfinite().all(1)
+        table = torch.cat(self._recent)
+        bad = ~torch.cat([table[:, :1], table[:, len(VALUES) :]], 1).isfinite().all(1)
         if not bool(bad.any()):
             self._recent = []
             return None
@@ -112,12 +126,14 @@ class State:
 
     def mean_loss(self) -> dict[str, float]:
         """Means since the last line, by name."""
+        self._read()
         means = (self.sums / max(self.count, 1)).tolist()
         names = ("loss",) if self._simple() else VALUES[:4]
         return dict(zip(names, means, strict=False))
 
     def gradient_norms(self) -> dict[str, float]:
         """Mean norms of the gradients, before clipping, since the last line."""
+        self._read()
         trained = (("network", self.network), ("process", self.process))
         names = [name for name, some in trained if some]
         means = (self.sums[len(VALUES) :] / max(self.count, 1)).tolist()
@@ -130,6 +146,7 @@ class State:
         """
         if self._window_count < window:
             return False
+        self._read()
         self.recent = (self._window / self._window_count).item()
         self._window, self._window_count = torch.zeros_like(self._window), 0
         first = self.first
@@ -139,6 +156,7 @@ class State:
 
     def forget(self) -> None:
         """After a line of metrics."""
+        self._read()
         self.sums.zero_()
         self.count = 0
         self._speed_from = time.monotonic(), self.step
@@ -176,6 +194,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is a tensor, by name."""
+        self._read()
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         found |= {f"times.{name}": value for name, value in self.loss.times.state_dict().items()}
         for name, parameter in {**self.network, **self.process}.items():
@@ -183,6 +202,8 @@ class State:
             for moment in MOMENTS:
                 if moment in moments:
                     found[f"{moment}.{name}"] = moments[moment]
+            if moments:  # kernels take it from the host, and don't keep count
+                found[f"step.{name}"] = torch.full_like(moments["step"], float(self.step))
         found["sums"], found["plan"] = self.sums, self.model.process.plan()
         found["window"], found["last"] = self._window, self.last
         return {name: value.clone() for name, value in found.items()}
@@ -220,8 +241,8 @@ class State:
         if self.average.memory > 0:
             self.average.model.load_state_dict(sharing.read(found.folder).tensors)
         self.sums.copy_(tensors["sums"])
-        self._window = tensors["window"].to(self.sums.device)
-        self.last = tensors["last"].to(self.sums.device)
+        self._window = tensors["window"].cpu()
+        self.last = tensors["last"].to(self.last.device)
         self._window_count = state["window"]
         self.model.process.follow(tensors["plan"])
         self.step, self.count, self.best = found.step, state["count"], state["best"]

@@ -1,0 +1,223 @@
+"""The work of a training step on its device: examples in, gradients used, a row of figures out.
+
+    gather → [ mirror → loss → backward → norms, clip, Adam, running mean → row ]
+
+What is in brackets becomes one CUDA graph on a GPU, where the step is compiled: the host gathers
+the examples, writes five numbers (learning rates, powers, the mean's weight) and launches it,
+without ever waiting. The first steps are done one operation at a time, in which everything is
+compiled and set up; they count like all others. What can't be captured goes on as it began, with a
+warning. A process that is learned is captured again when its panels have changed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ornstein import compiling
+from ornstein.data import Stream
+from ornstein.ledger import processes
+from ornstein.training.average import Average
+from ornstein.training.distribution import share, unsynchronised, wrapped
+from ornstein.training.loss import VALUES, Loss
+from ornstein.training.options import Training
+from ornstein.training.state import State
+from ornstein.training.updating import Numbers, Update, usable
+
+WARM = 3  # steps before a capture
+REPLAN = 100  # steps between two looks at the panels of a learned process, where it is compiled
+
+
+class Runner:
+    """One step after another; `step` returns VALUES and the norms of both groups' gradients."""
+
+    def __init__(
+        self, loss: Loss, state: State, average: Average, stream: Stream, training: Training
+    ) -> None:
+        self.loss, self.state, self.average = loss, state, average
+        self.stream, self.training = stream, training
+        self.rank, self.world = processes()
+        self.micro = share(training.batch, training.accumulate)
+        self.device = loss.model.process.device
+        self.compiled = training.compiled_on(self.device)
+        self.call = self._prepared()
+        self.update: Update | None = None
+        self.graph: Graph | None = None
+        self._warm = 0
+        adaptive = training.objective.times == "adaptive"  # learns on the host
+        self._capture = self.compiled and self.device.type == "cuda" and not adaptive
+        self._capture = self._capture and self.world == 1
+
+    @property
+    def captured(self) -> bool:
+        """Whether the step is one graph by now."""
+        return self.graph is not None
+
+    def step(self) -> Tensor:
+        """The next step of the optimiser: (8,) float64, nothing of it read from the device."""
+        if self.update is None and usable(self.state.optimiser):
+            self.update = Update(self.state.optimiser, self.average, self.training.optimiser)
+        self._look_at_panels()
+        if self._capture and self.graph is None and self._warm >= WARM:
+            self._try_to_capture()
+        if self.graph is not None:
+            return self.graph.replay(self)
+        self._warm += 1
+        with self._aside():
+            return self._plain()
+
+    def _plain(self) -> Tensor:
+        """A step, one operation at a time."""
+        numbers = self.state.numbers()
+        first = self.first()
+        x = self.stream.rows(first, self.count)
+        values = self.gradients(x, torch.full((), first, device=self.device))
+        if self.update is None:
+            norms = self.state.clip_and_step(numbers)
+            self.average.update(numbers.part)
+        else:
+            self.update.point()
+            norms = self.update.use(self.listed(numbers))
+        return row(values, norms)
+
+    # ---------------------------------------------------------------- parts of a step
+
+    @property
+    def count(self) -> int:
+        """Examples that this process does in a step."""
+        return self.micro * self.training.accumulate
+
+    def first(self) -> int:
+        """The place of the first of them in the stream."""
+        return self.state.step * self.training.batch + self.rank * self.count
+
+    def listed(self, numbers: Numbers) -> Tensor:
+        """What changes from step to step, on the device: (5,) float64."""
+        found = torch.tensor(numbers.listed(self.training.optimiser), dtype=torch.float64)
+        return found.to(self.device, non_blocking=True)
+
+    def gradients(self, x: Tensor, first: Tensor) -> Tensor:
+        """Those of all parts, added up, and what the parts tell: (6,) float64."""
+        self.state.optimiser.zero_grad(set_to_none=True)
+        values = torch.zeros(len(VALUES), dtype=torch.float64, device=self.device)
+        places = first + torch.arange(self.count, device=self.device)
+        for part in range(self.training.accumulate):
+            here = slice(part * self.micro, (part + 1) * self.micro)
+            index = places[here]
+            last = part == self.training.accumulate - 1
+            with unsynchronised(self.call, not last):
+                loss, told = self.call(self.stream.mirrored(x[here], index), index)
+                (loss / self.training.accumulate).backward()
+            values = _merged(values, told, part)
+        return values
+
+    def _prepared(self) -> nn.Module:
+        """The loss, shared over processes and compiled as asked for."""
+        loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
+        if self.compiled:
+            compiling.cache()
+            loss = torch.compile(loss)  # type: ignore[assignment]
+        return loss
+
+    def _some_unused(self) -> bool:
+        """Whether the loss leaves out a parameter, such as a learned rate that cancels."""
+        x, model = self.stream.take(0, 1), self.loss.model
+        self.loss(x, torch.zeros(1, dtype=torch.int64, device=self.device))[0].backward()
+        unused = any(p.grad is None for p in model.parameters() if p.requires_grad)
+        model.zero_grad(set_to_none=True)
+        return unused
+
+    # ---------------------------------------------------------------- the graph
+
+    def _look_at_panels(self) -> None:
+        """Inside a graph a learned process can't see that it has outgrown its panels."""
+        process, done = self.loss.model.process, self.state.step
+        if not (self.compiled and process.learned and done and done % REPLAN == 0):
+            return
+        before = process.plan()
+        process.replan()
+        if not torch.equal(before, process.plan()):
+            self.graph, self._warm = None, 0
+
+    def _try_to_capture(self) -> None:
+        try:
+            self.graph = Graph(self)
+        except RuntimeError as error:  # what torch raises for an operation that can't be captured
+            self._capture = False
+            torch.cuda.synchronize(self.device)
+            warnings.warn(
+                f"the step can't be captured in a CUDA graph ({str(error).splitlines()[0]}); it "
+                "goes on one launch at a time, with the same numbers.",
+                stacklevel=2,
+            )
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On a stream of its own, as a capture will be, with the fastest convolutions found."""
+        if not self._capture:
+            yield
+            return
+        stream, now = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
+        stream.wait_stream(now)
+        with torch.cuda.stream(stream), _searching():
+            yield
+        now.wait_stream(stream)
+
+
+class Graph:
+    """A step as one launch; everything that it reads stays where it is."""
+
+    def __init__(self, runner: Runner) -> None:
+        device, update = runner.device, runner.update
+        if update is None:
+            raise RuntimeError("Adam has no kernel for these parameters")
+        self.x = runner.stream.rows(runner.first(), runner.count)
+        self.first = torch.zeros((), dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(5, dtype=torch.float64, device=device)
+        process = runner.loss.model.process
+        self.held = dict(vars(process))  # tables that a new plan would let go
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(device)
+        with _searching(), torch.cuda.graph(self.graph):
+            values = runner.gradients(self.x, self.first)
+            self.row = row(values, update.use(self.numbers))
+        update.point()
+
+    def replay(self, runner: Runner) -> Tensor:
+        """The next step."""
+        runner.stream.rows(runner.first(), runner.count, out=self.x)
+        self.first.fill_(runner.first())
+        self.numbers.copy_(runner.listed(runner.state.numbers()))
+        self.graph.replay()
+        return self.row.clone()
+
+
+@contextmanager
+def _searching() -> Iterator[None]:
+    """Let cuDNN try its convolutions and keep the fastest, unless repeatable ones are wanted."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = before or not cudnn.deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+def row(values: Tensor, norms: Tensor) -> Tensor:
+    """Values and norms of a step in one: (8,) float64."""
+    norms = norms.to(torch.float64)
+    return torch.cat([values, nn.functional.pad(norms, (0, 2 - len(norms)))])
+
+
+def _merged(values: Tensor, told: Tensor, part: int) -> Tensor:
+    """Means over the parts of a step so far; of the worst error the largest."""
+    if part == 0:
+        return told
+    means = values[:4] + (told[:4] - values[:4]) / (part + 1)
+    worse = (told[4] >= values[4]) | ~told[4].isfinite()
+    return torch.cat([means, torch.where(worse, told[4:], values[4:])])
