@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import way_page
+from benchmarks import speed_page, way_page
 from benchmarks.way_results import Results
+from ornstein.bench import Figures
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -385,6 +386,17 @@ def about_sampling(name: str) -> str:
     return way_page.filled((ROOT / "docs" / name).read_text(), results())
 
 
+# ---------------------------------------------------------------- docs/speed.md
+
+
+def about_speed() -> str:
+    """docs/speed.md with its figures renewed, from what there is."""
+    files = (RESULTS / f"speed-{where}.json" for where in ("h200", "cpu"))
+    gpu, cpu = (Figures.read(path) if path.exists() else None for path in files)
+    text = (ROOT / "docs" / "speed.md").read_text()
+    return speed_page.filled(text, gpu, cpu, ROOT / "docs" / "images" / "roofline.png")
+
+
 # ---------------------------------------------------------------- docs/bits-per-dim.md
 
 
@@ -528,6 +540,7 @@ def main() -> None:
         ROOT / "docs" / "bits-per-dim.md": explained(),
         ROOT / "docs" / "solvers.md": about_sampling("solvers.md"),
         ROOT / "docs" / "way-back.md": about_sampling("way-back.md"),
+        ROOT / "docs" / "speed.md": about_speed(),
         ROOT / "README.md": readme(),
     }
     for path, text in pages.items():

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import ornstein
-from benchmarks import page, way_page
+from benchmarks import page, speed_page, way_page
 from benchmarks.way_results import FEW, Figure, Results, sliced, ways
+from ornstein.bench import Ceilings, Check, Figures, Line, Part, Table
 
 FILES = sorted(page.RESULTS.glob("*.json"))
 SAMPLING = ("solvers.md", "way-back.md")
@@ -28,6 +29,33 @@ def test_pages_are_what_the_results_say() -> None:
 @pytest.mark.parametrize("name", SAMPLING)
 def test_pages_about_sampling_are_what_the_results_say(name: str) -> None:
     assert (page.ROOT / "docs" / name).read_text() == page.about_sampling(name)
+
+
+def test_the_page_about_speed_is_what_the_results_say() -> None:
+    text = (page.ROOT / "docs" / "speed.md").read_text()
+    assert text == page.about_speed()
+    places = [found[2] for found in way_page.PLACE.finditer(text)]
+    assert sorted(places) == sorted(speed_page.NAMES)
+
+
+def test_figures_about_speed(tmp_path: page.Path) -> None:
+    """Every number of a file, and where nothing was measured the page says so."""
+    lines = (Line("ours", 0.02, 1.0, 128, 4e12, 1e9), Line("theirs", 0.05, 2.5, 128, 4e12))
+    part = Part(
+        (Table("training step", "× ours", lines, notes=("a note",)),),
+        (Check("fast", 1.2, 1.05), Check("often", 250.0, 200, most=False)),
+        {"date": "2026-01-01", "commit": "0123456789ab"},
+    )
+    origin = {"gpu": "a GPU", "torch": "2", "python": "3"}
+    top = Ceilings(8e14, 4e12, "a product", "a copy")
+    found = Figures("cuda", "diffusers 1", False, top, {"step": part}, origin)
+    text = "".join(f"<!-- figures: {n} -->\n<!-- end of figures -->\n" for n in speed_page.NAMES)
+    shown = speed_page.filled(text, found, None, tmp_path / "none.png")
+    assert "| ours | 20 | 6,400 | 200 | 1 |\n| theirs | 50 | 2,560 | 80 | 2.5 |" in shown
+    assert "| fast | 1.2 | ≤ 1.05 | **no** |\n| often | 250 | ≥ 200 | yes |" in shown
+    assert "(a note)" in shown and "(a GPU, PyTorch 2, Python 3; 2026-01-01, commit" in shown
+    assert shown.count(speed_page.MISSING) == 7  # five parts, the picture, the CPU
+    assert speed_page.filled(shown, found, None, tmp_path / "none.png") == shown
 
 
 def test_every_figure_has_its_place() -> None:

@@ -18,6 +18,7 @@ ROOMS = [
     "files",
     "parts",
     "gpu",
+    "compiling",
     "linalg",
     "schedules",
     "clock",
@@ -50,6 +51,7 @@ ROOMS = [
     "quality",
     "adapters",
     "training",
+    "bench",
     "ornstein",
     "viz",
     "cli",
@@ -57,6 +59,7 @@ ROOMS = [
 ]
 
 FOLDERS = (
+    "gpu",
     "networks",
     "sharing",
     "sampling",
@@ -66,6 +69,7 @@ FOLDERS = (
     "quality",
     "adapters",
     "training",
+    "bench",
     "viz",
     "cli",
 )

@@ -21,9 +21,10 @@ import copy
 import hashlib
 import json
 import math
+import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ornstein import pilot
+from ornstein import compiling, pilot
+from ornstein.compiling import Compile, Precision, Quick
 from ornstein.draws import Counted
 from ornstein.examples import Source, as_bytes, marks_of
 from ornstein.files import write_text
@@ -48,6 +50,8 @@ from ornstein.transition import Given
 from ornstein.truncation import Truncation, check_truncation, ends
 
 FORMAT = 1  # of the files that an evaluation leaves behind
+USUAL = 256  # examples times draws at a time on a CPU
+MOST = 4096  # on a GPU, at most
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,15 @@ def evaluate(
     given: Given = "x",
     likelihood: Likelihood | None = None,
     truncation: Truncation | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     limit: int | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
     save_every: float = 30.0,
     curve_bins: int = 40,
     quiet: bool = False,
+    compile: Compile = "auto",
+    precision: Precision = "auto",
 ) -> Evaluation:
     """Bits per dimension of a data set, an upper bound: estimate ± standard error. Prints one line.
 
@@ -166,12 +172,20 @@ def evaluate(
     draws: times per example at which the network is asked; with target_error, in passes of that
         many until `draw_error` (bits/dim) is no larger, or max_draws is reached.
     times: a proposal; by default one fitted to the first examples, then fixed.
-    batch_size: examples times draws for the network at a time (at least one example's); the result
-        does not depend on it.
+    batch_size: examples times draws for the network at a time (at least one example's), by default
+        256, and on a GPU what its memory allows, up to 4096; halved where there is not enough. The
+        result does not depend on it.
     folder: where to keep what is done, at most save_every seconds behind; the same call goes on
         from there. Under torch.distributed every process takes its share of the batches.
+    compile: the network, by torch.compile; "auto" does on CUDA where there is much to do, and
+        captures CUDA graphs in any case; "off" does neither. The result is the same, up to
+        rounding.
+    precision: of the network's arithmetic. "auto" is "float32", with TF32 off; "tf32" and
+        "bfloat16" are faster, and are the bound of a network that rounds more.
     """
     _check_arguments(model, target_error, seed, save_every, times, truncation)
+    precision = _checked_precision(precision)
+    compiling.wanted(compile, model.process.device)  # which says what is wrong
     likelihood = model.likelihood if likelihood is None else likelihood
     truncation = model.truncation if truncation is None else truncation
     _check_counts(draws, max_draws, batch_size, limit, curve_bins, target_error)
@@ -180,14 +194,20 @@ def evaluate(
     model.eval()
     try:
         source = Source(data, limit)
-        work = Work(model, given, likelihood, truncation, seed, draws, batch_size)
+        work = Work(model, given, likelihood, truncation, seed, draws, batch_size or USUAL)
         settings = work.settings(source, times)
+        if precision != "float32":
+            settings["network"] += f", {precision}"
         store = Ledger(folder, settings, save_every)
-        with torch.no_grad():
+        with torch.no_grad(), compiling.arithmetic(precision):
+            if batch_size is None and model.process.device.type == "cuda":
+                work.batch_size = _batch_by_memory(work, source)
+            work.hasten(source, compile, precision)
+            share = max(1, work.batch_size // draws)  # the same for all processes
             work.times = _proposal(work, source, times, store)
             passes = 1 if target_error is None else max_draws // draws
             for number in range(passes):
-                count = _one_pass(work, source, store, number)
+                count = _one_pass(work, source, store, number, share)
                 # a folder may know more than was asked for
                 rows = store.rows.part(number, count)
                 rows = gathered(rows, draws, model.process.device).ordered()
@@ -214,6 +234,9 @@ def evaluate(
 # ---------------------------------------------------------------- the work
 
 
+Part = tuple[Tensor, Bound]  # which examples of a batch, and their bounds
+
+
 @dataclass
 class Work:
     """What is computed for an example."""
@@ -227,6 +250,44 @@ class Work:
     batch_size: int
     times: Times | None = None
     control: pilot.Control | None = None
+    quick: Quick | None = None  # its network, where that is not asked as it is
+
+    def hasten(self, source: Source, compile: Compile, precision: Precision) -> None:
+        """Let the network be compiled and captured, as asked for."""
+        network, where, size = self.model.network, self.model.process.device, self.batch_size
+        rows = None
+        if isinstance(source.data, Tensor):
+            rows = len(source.data[: source.limit]) * self.draws
+        self.quick = compiling.quick(network, size, where, compile, precision, rows)
+        if self.quick is not None:
+            _, first = next(source.batches(size))  # of a loader none is larger
+            self.quick.resize(min(size, len(first) * self.draws))
+            self.model = compiling.with_network(self.model, self.quick)
+
+    def halve(self, error: torch.OutOfMemoryError) -> None:
+        """Go on with half as much at a time."""
+        if self.batch_size <= self.draws:
+            raise error
+        self.batch_size = max(self.draws, self.batch_size // 2)
+        if self.quick is not None:
+            self.quick.resize(min(self.quick.size, self.batch_size))
+        warnings.warn(
+            f"not enough memory ({str(error).splitlines()[0]}); going on with {self.batch_size} "
+            "examples times draws at a time",
+            stacklevel=4,
+        )
+
+    def bounds(self, x: Tensor, index: Tensor, first: int, number: int) -> Iterator[Part]:
+        """Of these examples of a batch, a few at a time; of less where memory is short."""
+        while len(index):
+            chunk = index[: max(1, self.batch_size // self.draws)]
+            try:
+                bound = self.bound(x[chunk], first + chunk, number)
+            except torch.OutOfMemoryError as error:
+                self.halve(error)
+                continue
+            index = index[len(chunk) :]
+            yield chunk, bound
 
     def bound(self, x: Tensor, index: Tensor, number: int) -> Bound:
         """Of these examples in this pass."""
@@ -298,13 +359,12 @@ class Work:
         }
 
 
-def _one_pass(work: Work, source: Source, store: Ledger, number: int) -> int:
-    """Do what is left of one pass; the number of examples."""
-    where, size = work.model.process.device, max(1, work.batch_size // work.draws)
-    rank, world = processes()
+def _one_pass(work: Work, source: Source, store: Ledger, number: int, share: int) -> int:
+    """Do what is left of one pass, shared out so many at a time; the number of examples."""
+    where, (rank, world) = work.model.process.device, processes()
     count, seen = 0, 0
     with store.flushed(where):
-        for batch_number, (first, batch) in enumerate(source.batches(work.batch_size)):
+        for batch_number, (first, batch) in enumerate(source.batches(share)):
             count = first + len(batch)
             mine = batch_number % world == rank
             if not mine and number > 0:
@@ -314,8 +374,7 @@ def _one_pass(work: Work, source: Source, store: Ledger, number: int) -> int:
             seen = zlib.crc32(marks.tobytes(), seen)  # everybody must see the same data
             if not mine:
                 continue
-            for chunk in left.split(size) if len(left) else ():
-                bound = work.bound(batch[chunk], first + chunk, number)
+            for chunk, bound in work.bounds(batch, left, first, number):
                 store.add(number, first + chunk, marks[chunk.numpy()], bound)
     if number == 0 and not agree([count, seen], where):
         raise ValueError(
@@ -323,6 +382,24 @@ def _one_pass(work: Work, source: Source, store: Ledger, number: int) -> int:
             "unshuffled: examples are shared out here. Don't use a DistributedSampler."
         )
     return count
+
+
+def _batch_by_memory(work: Work, source: Source) -> int:
+    """What the GPU of every process has memory for."""
+    device, draws = work.model.process.device, pilot.DRAWS
+    base, head = natural_times(work.model, work.given), source.head(compiling.FEW // draws)
+
+    def run(rows: int) -> None:
+        index = torch.arange(rows // draws)
+        work.look(head[index % len(head)], index, base)
+
+    size = compiling.largest_batch(run, device, MOST)
+    if processes()[1] > 1:
+        nccl = torch.distributed.get_backend() == "nccl"
+        least = torch.tensor([size], device=device if nccl else "cpu")
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        size = int(least)
+    return max(size, work.draws)
 
 
 def _proposal(work: Work, source: Source, times: Times | None, store: Ledger) -> Times:
@@ -334,7 +411,11 @@ def _proposal(work: Work, source: Source, times: Times | None, store: Ledger) ->
     if found is None:
         x = source.head(pilot.EXAMPLES)
         store.left(0, 0, marks_of(x), keep=True)  # the first pass must see the same
-        found = pilot.fit(work.look, x, base, max(1, work.batch_size // pilot.DRAWS))
+        while found is None:
+            try:
+                found = pilot.fit(work.look, x, base, max(1, work.batch_size // pilot.DRAWS))
+            except torch.OutOfMemoryError as error:
+                work.halve(error)
         store.keep_pilot(found)
     work.control = pilot.Control(found["edges"].to(where), found["parts"].to(where))
     return pilot.proposal(found, base, where)
@@ -486,6 +567,11 @@ def _check_arguments(
         check_truncation(truncation)
 
 
+def _checked_precision(precision: Precision) -> Precision:
+    compiling.check_precision(precision)
+    return "float32" if precision == "auto" else precision
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
@@ -493,8 +579,9 @@ def _is_number(value: Any) -> bool:
 def _check_counts(
     draws: Any, max_draws: Any, batch_size: Any, limit: Any, curve_bins: Any, target_error: Any
 ) -> None:
-    counts = {"draws": draws, "max_draws": max_draws, "batch_size": batch_size}
-    counts |= {"curve_bins": curve_bins} | ({} if limit is None else {"limit": limit})
+    counts = {"draws": draws, "max_draws": max_draws, "curve_bins": curve_bins}
+    given = {"batch_size": batch_size, "limit": limit}
+    counts |= {name: value for name, value in given.items() if value is not None}
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")

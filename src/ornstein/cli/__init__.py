@@ -16,6 +16,7 @@ import torch
 import tyro
 
 from ornstein.cli import (
+    benching,
     comparing,
     evaluating,
     inspecting,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "compare": (comparing.Compare, comparing.HELP),
     "inspect": (inspecting.Inspect, inspecting.HELP),
     "report": (reporting.Report, reporting.HELP),
+    "bench": (benching.Bench, benching.HELP),
 }
 
 # what torch says to those who write networks, not to those who train them
@@ -54,6 +56,7 @@ examples:
   ornstein compare runs/mnist-channel-cld --evaluations 5 10 20 50
   ornstein report runs/*
   ornstein inspect cld alda
+  ornstein bench --quick
   ornstein train --help"""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from ornstein.cli.measuring import about, cache_folder
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
-from ornstein.cli.solving import VARIANTS
+from ornstein.cli.solving import VARIANTS, Computing
 from ornstein.data import Dataset
 from ornstein.ledger import processes as ranks
 from ornstein.process import Process
@@ -83,8 +83,8 @@ class Compare:
     """Where the files of a named set are."""
     seed: int = 0
     """Of the samples."""
-    batch_size: int = 256
-    """Samples at a time; they do not depend on it."""
+    batch_size: Annotated[int | None, NoHint] = None
+    """Samples at a time; they do not depend on it (default: 256, on CUDA what memory allows)."""
     which: Which = "best"
     """Of a run: its best checkpoint on validation, or its last."""
     out: Annotated[Path | None, NoHint] = None
@@ -93,6 +93,8 @@ class Compare:
     """Folder of classifiers, trained once (default: ornstein in $XDG_CACHE_HOME or ~/.cache)."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+    computing: Computing = field(default_factory=Computing)
+    """How the network is asked."""
 
     def run(self) -> None:
         device = device_of(self.device)
@@ -121,6 +123,8 @@ class Compare:
                 batch_size=self.batch_size,
                 folder=folder,
                 cache=self.cache or cache_folder(),
+                compile=self.computing.compile,
+                precision=self.computing.precision,
             )
             first = ranks()[0] == 0
             self._announce(work, source.data, console if first else Console(quiet=True))
@@ -161,6 +165,7 @@ class Compare:
             f"{len(left)} points of {self.n:,} samples{there}: {total:,} network evaluations, "
             f"{about(seconds)}"
         )
+        self.computing.announce(console, work.model.process.device, work.most_rows)
         if count := sum(job.n_aux is not None for job in left):
             console.print(f"{count} ways back are learned besides: seconds to a minute each")
         kind = usual_features(data) if self.features == "auto" else self.features
@@ -189,7 +194,10 @@ def compared(work: Work, console: Console) -> Comparison:
                 found = "no samples" if point.figures is None else _line(point)
                 console.print(f"{point.process}, {point.solver}, {point.made}: {found}")
 
-        return work.run(lambda text: bar.update(task, description=text), made)
+        def told(text: str) -> None:
+            bar.update(task, description=text)
+
+        return work.run(told if console.is_terminal else None, made)
 
 
 def _line(point: Point) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
-from ornstein.evaluation import Evaluation, evaluate
+from ornstein.cli.solving import Computing
+from ornstein.evaluation import USUAL, Evaluation, evaluate
 from ornstein.ledger import processes
 from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
 from ornstein.ode import OdeEvaluation, evaluate_ode
@@ -62,8 +63,9 @@ class Evaluate:
     """Go on until the error from draws alone, in bits/dim, is no larger."""
     limit: Annotated[int | None, NoHint] = None
     """Only so many examples, from the first."""
-    batch_size: int = 256
-    """Examples times draws at a time; the result does not depend on it."""
+    batch_size: Annotated[int | None, NoHint] = None
+    """Examples times draws at a time; the result does not depend on it (default: 256, on CUDA what
+    memory allows)."""
     seed: int = 0
     """Of times and noise."""
     ode: bool = False
@@ -80,6 +82,8 @@ class Evaluate:
     """Folder for the results (default: evaluations in the run, or in the model's folder)."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+    computing: Computing = field(default_factory=Computing)
+    """How the network is asked."""
 
     def run(self) -> None:
         device = device_of(self.device)
@@ -109,6 +113,10 @@ class Evaluate:
             raise ValueError(f"{data.name!r} has no {self.split} split; choose another --split.")
         folder = self.out or (opened.run or opened.folder) / "evaluations"
         rows: list[Row] = []
+        how, work = self.computing, len(x[: self.limit]) * self.draws
+        if processes()[0] == 0:
+            console = Console(highlight=False, soft_wrap=True)
+            how.announce(console, opened.model.process.device, work)
         for name in self.process or ("own",):
             model = under(opened.model, name)
             title = model.process.name if name == "own" else name
@@ -125,6 +133,8 @@ class Evaluate:
                 seed=self.seed,
                 folder=folder / stem,
                 quiet=True,
+                compile=how.compile,
+                precision=how.precision,
             )
             pair = pairing(rows[0], found) if rows else None
             ode = None
@@ -152,7 +162,7 @@ class Evaluate:
             draws=self.ode_draws,
             likelihood=self._likelihood(model),
             limit=self._flow_limit(),
-            batch_size=self.batch_size,
+            batch_size=USUAL if self.batch_size is None else self.batch_size,
             seed=self.seed,
             folder=folder,
             on_cost=lambda cost: print(f"{title}, probability flow: {cost.line}"),
@@ -177,6 +187,8 @@ class Evaluate:
             parts.append("ode")
             chosen |= {"draws": self.ode_draws, "limit": self._flow_limit()}
             usual["draws"] = usual["ode_draws"]
+        elif self.computing.precision not in ("auto", "float32"):  # which are the same here
+            parts.append(self.computing.precision)
         for option, value in chosen.items():  # other numbers are another evaluation
             parts.append("" if value == usual[option] else f"{option}{value}")
         parts.insert(0, opened.name if self.out is not None else "")

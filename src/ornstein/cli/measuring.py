@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
-from ornstein.cli.solving import Solving, progress
+from ornstein.cli.solving import Computing, Solving, progress
 from ornstein.cli.words import of_time
 from ornstein.data import Dataset, arrays
 from ornstein.ledger import processes
@@ -83,8 +83,8 @@ class Measure:
     """Where the files of a named set are."""
     seed: int = 0
     """Of the samples."""
-    batch_size: int = 256
-    """Samples at a time; they do not depend on it."""
+    batch_size: Annotated[int | None, NoHint] = None
+    """Samples at a time; they do not depend on it (default: 256, on CUDA what memory allows)."""
     which: Which = "best"
     """Of a run: its best checkpoint on validation, or its last."""
     out: Annotated[Path | None, NoHint] = None
@@ -93,6 +93,8 @@ class Measure:
     """Folder of classifiers, trained once (default: ornstein in $XDG_CACHE_HOME or ~/.cache)."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+    computing: Computing = field(default_factory=Computing)
+    """How the network is asked."""
 
     def run(self) -> None:
         device = device_of(self.device)
@@ -142,6 +144,7 @@ class Measure:
             "grid": self.solving.grid or solver.grid,
             "evaluations": solver.evaluations,
             "seed": self.seed,
+            "precision": self.computing.precision,
         }
 
     def _process(self, opened: Opened) -> str:
@@ -156,13 +159,17 @@ class Measure:
         model = opened.model if self.process is None else under(opened.model, self.process)
         solver, shape = self.solving.fitted(model, lambda: job.data), job.data.shape
         n = (min(USUAL, job.held) or USUAL) if self.n is None else self.n
-        guess = cost(model, n, solver, shape=shape, batch_size=self.batch_size)
+        how = self.computing
+        guess = cost(
+            model, n, solver, shape=shape, batch_size=self.batch_size, precision=how.precision
+        )
         if processes()[0] == 0:
             asked = "as many network evaluations as it takes"
             if guess.evaluations is not None and guess.seconds is not None:
                 asked = f"{guess.evaluations:,} network evaluations each: {about(guess.seconds)}"
             console.print(f"{n:,} samples under {model.process.name}, {asked}")
             job.announce(n, console)
+            how.announce(console, job.device, n * (guess.evaluations or 1))
         with progress(console, n, processes()[1]) as told:
             return sample(
                 model,
@@ -171,7 +178,9 @@ class Measure:
                 seed=self.seed,
                 shape=shape,
                 batch_size=self.batch_size,
-                callback=told,
+                callback=told if console.is_terminal else None,
+                compile=how.compile,
+                precision=how.precision,
             )
 
     def _read(self, path: Path) -> torch.Tensor:
@@ -197,7 +206,7 @@ class Measure:
             parts = [self.samples.stem]
         else:
             parts = [Path(self._process(opened)).name, self.solving.title()]
-            parts.append("" if self.seed == 0 else f"seed{self.seed}")
+            parts += ["" if self.seed == 0 else f"seed{self.seed}", self.computing.title]
         parts = [data, self.split, *parts, "" if self.features == "auto" else self.features]
         parts += ["fid" if self.fid else "", "" if opened.step is None else f"step{opened.step}"]
         parts.append(f"n{n}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from ornstein import viz
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
-from ornstein.cli.solving import Solving, progress
+from ornstein.cli.solving import Computing, Solving, progress
 from ornstein.cli.words import of_time
 from ornstein.files import write_arrays
 from ornstein.ledger import processes
@@ -33,6 +33,7 @@ examples:
   ornstein sample runs/digits-channel-vpsde --solver exponential --steps 20
   ornstein sample runs/digits-channel-vpsde --solver exponential --steps 9 --grid learned
   ornstein sample runs/mnist-channel-vpsde --n 10000 --out samples.npz
+  ornstein sample runs/cifar10-channel-vpsde --n 50000 --precision bfloat16 --out samples.npz
   ornstein sample runs/mnist-channel-vpsde --n 100 --start 500 --seed 1 --out pictures/"""
 
 
@@ -52,8 +53,8 @@ class Sample:
     """Of all samples."""
     start: int = 0
     """Number of the first sample."""
-    batch_size: int = 256
-    """Samples at a time; they do not depend on it."""
+    batch_size: Annotated[int | None, NoHint] = None
+    """Samples at a time; they do not depend on it (default: 256, on CUDA what memory allows)."""
     which: Which = "best"
     """Of a run: its best checkpoint on validation, or its last."""
     out: Annotated[Path | None, NoHint] = None
@@ -64,6 +65,8 @@ class Sample:
     """For --grid learned: where the files of a named set are."""
     device: Annotated[str | None, NoHint] = None
     """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+    computing: Computing = field(default_factory=Computing)
+    """How the network is asked."""
 
     def run(self) -> None:
         device = device_of(self.device)
@@ -81,6 +84,9 @@ class Sample:
             if self.solving.grid == "learned" and processes()[0] == 0:
                 console.print("learning the times …", style="dim")
             solver = self.solving.fitted(model, lambda: load().data)
+            if processes()[0] == 0:
+                rows = self.n * (solver.evaluations or 1)
+                self.computing.announce(console, device, rows)
             began = time.perf_counter()
             with progress(console, self.n, processes()[1]) as told:
                 found = sample(
@@ -90,7 +96,9 @@ class Sample:
                     seed=self.seed,
                     start=self.start,
                     batch_size=self.batch_size,
-                    callback=told,
+                    callback=told if console.is_terminal else None,
+                    compile=self.computing.compile,
+                    precision=self.computing.precision,
                 ).cpu()
             seconds = time.perf_counter() - began
             if processes()[0] != 0:
@@ -103,7 +111,7 @@ class Sample:
         console.print(f"wrote {out}", style="dim")
 
     def _default(self, folder: Path, process: str) -> Path:
-        parts = [process.replace(" ", "-"), self.solving.title()]
+        parts = [process.replace(" ", "-"), self.solving.title(), self.computing.title]
         for name in ("seed", "start"):
             value = getattr(self, name)
             parts.append(f"{name}{value}" if value else "")

@@ -1,4 +1,4 @@
-"""Options of a solver, as `sample`, `quality` and `compare` take them."""
+"""Options of a solver, as `sample`, `quality` and `compare` take them, and how to compute."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ornstein import compiling
 from ornstein.cli.reading import NoHint
+from ornstein.compiling import Compile, Precision
 from ornstein.data import Dataset
 from ornstein.sampling import (
     Ancestral,
@@ -122,6 +125,28 @@ class Solving:
             value = getattr(self, name)
             parts.append("" if value is None else f"{name}{value}")
         return "-".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How the network is asked."""
+
+    compile: Compile = "auto"
+    """Compile the network; auto does on CUDA where there is much to do, and captures CUDA graphs in
+    any case; off does neither."""
+    precision: Precision = "auto"
+    """Of the network's arithmetic. float32: without TF32; auto: the same for bits per dimension,
+    torch's own default for samples. tf32 and bfloat16 are faster, and round more."""
+
+    def announce(self, console: Console, device: torch.device, rows: int) -> None:
+        """Say that it takes a while before anything is to be seen."""
+        if compiling.wanted(self.compile, device, rows):
+            console.print(compiling.MESSAGE, style="dim")
+
+    @property
+    def title(self) -> str:
+        """For file names."""
+        return "" if self.precision == "auto" else self.precision
 
 
 def _names(solver: Solver) -> set[str]:

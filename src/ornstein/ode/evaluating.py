@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ornstein import compiling
 from ornstein.draws import Counted
 from ornstein.evaluation import Result, Work, with_error, without_nan
 from ornstein.examples import Source, marks_of
@@ -120,8 +121,8 @@ def evaluate_ode(
 ) -> OdeEvaluation:
     """Bits per dimension of a data set by the probability flow: estimate ± standard error.
 
-    Prints what it will cost, and one line with the result. data, limit, folder and save_every are
-    those of `evaluate`, draws to atol those of `ode_likelihood`.
+    Prints what it will cost, and one line with the result. TF32 is off. data, limit, folder and
+    save_every are those of `evaluate`, draws to atol those of `ode_likelihood`.
     batch_size: examples times draws at a time; the result does not depend on it.
     on_cost: is told the cost before the work begins, in one process.
     """
@@ -140,7 +141,7 @@ def evaluate_ode(
     generator = torch.random.get_rng_state()  # a loader may draw from it
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), compiling.arithmetic("float32"):
             work = _Evaluating(flow, Source(data, limit), seed, batch_size, folder, save_every)
             if work.store.first_process and (on_cost is not None or not quiet):
                 cost = work.cost()

@@ -260,7 +260,7 @@ class Flow:
 def _prior(frames: Frames, u: Tensor) -> Tensor:
     """log π(y_T) − log N(y_T; r m, C): (B,)."""
     frame = frames.at(frames.last)
-    factor = torch.linalg.cholesky(frames.process.prior_covariance)
+    factor = frames.process.prior_factor
     inverse = torch.linalg.solve_triangular(factor, frame.state, upper=False)
     shift = torch.linalg.solve_triangular(factor, frame.kernel.response.unsqueeze(-1), upper=False)
     white = mix(shift, frames.mean[None, None, :], mix(inverse, u))

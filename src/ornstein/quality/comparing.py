@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ornstein.compiling import Compile, Precision, check_precision
 from ornstein.data import Dataset
 from ornstein.evaluation import fingerprint, kernel_print, network_print
 from ornstein.ledger import processes as ranks
@@ -89,9 +90,11 @@ def compare(
     seed: int = 0,
     features: Features | Kind | None = None,
     split: SplitName = "train",
-    batch_size: int = 256,
+    batch_size: int | None = None,
     folder: str | Path | None = None,
     cache: str | Path | None = None,
+    compile: Compile = "auto",
+    precision: Precision = "auto",
     tell: Tell | None = None,
     callback: Callable[[Point], None] | None = None,
 ) -> Comparison:
@@ -102,6 +105,7 @@ def compare(
         variables, and its times. Only for channel models and solvers that are tables.
     n, seed: of the samples of every point; features, split: as in `measure`.
     folder: where to keep what is done; the same call goes on from there. cache: of classifiers.
+    batch_size, compile, precision: as in `sample`.
     tell: is told what is being done; callback: is called with each new point, when it is kept.
     """
     work = Work(
@@ -118,6 +122,8 @@ def compare(
         batch_size=batch_size,
         folder=folder,
         cache=cache,
+        compile=compile,
+        precision=precision,
     )
     return work.run(tell, callback)
 
@@ -136,9 +142,11 @@ class Work:
     seed: int = 0
     features: Features | Kind | None = None
     split: SplitName = "train"
-    batch_size: int = 256
+    batch_size: int | None = None
     folder: str | Path | None = None
     cache: str | Path | None = None
+    compile: Compile = "auto"
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -197,7 +205,19 @@ class Work:
         if total == 0:
             return Cost(self.n, 0, 0.0)
         shape, solver = self.data.shape, Ancestral(steps=max(1, total - 1))
-        return cost(self.model, self.n, solver, shape=shape, batch_size=self.batch_size)
+        return cost(
+            self.model,
+            self.n,
+            solver,
+            shape=shape,
+            batch_size=self.batch_size,
+            precision=self.precision,
+        )
+
+    @property
+    def most_rows(self) -> int:
+        """Examples through the network for the largest point that is left."""
+        return self.n * max((job.made for job in self.left), default=0)
 
     def run(
         self, tell: Tell | None = None, callback: Callable[[Point], None] | None = None
@@ -222,7 +242,7 @@ class Work:
             self._kept.keep(SETTINGS, self.settings())
             self._kept.keep(AGAINST, asdict(against))
         for job in left:
-            done[job] = self._point(job, reference, told)
+            done[job] = self._point(job, reference, tell)
             self._kept.keep(self._file(job), asdict(done[job]))
             if callback is not None:
                 callback(done[job])
@@ -232,7 +252,8 @@ class Work:
 
     # ---------------------------------------------------------------- a point
 
-    def _point(self, job: Job, reference: Reference, told: Tell) -> Point:
+    def _point(self, job: Job, reference: Reference, tell: Tell | None) -> Point:
+        told = tell or (lambda text: None)
         title = f"{job.process}, {job.solver}, {job.made} evaluations"
         found = Point(
             job.process, job.solver, repr(job.within), job.evaluations, job.made, None, None
@@ -245,7 +266,7 @@ class Work:
                 model, solver = self.under(way.process.to(self.model.process.device)), way.solver
                 found = replace(found, label=repr(solver), way=_described(way))
             began = time.perf_counter()
-            samples = self._samples(model, solver, lambda text: told(f"{title}: {text}"))
+            samples = self._samples(model, solver, title, tell)
         except ValueError as error:  # a solver that diverges is not the end of the others
             if ranks()[1] > 1:
                 raise
@@ -263,9 +284,11 @@ class Work:
             return replace(found, note="the samples are too far off to be measured")
         return replace(found, figures=figures)
 
-    def _samples(self, model: ScoreModel, solver: Solver, told: Tell) -> Tensor:
+    def _samples(self, model: ScoreModel, solver: Solver, title: str, tell: Tell | None) -> Tensor:
         def stepped(step: SamplingStep) -> None:
-            told(f"{step.samples.stop:,} of {self.n:,} samples, look {step.number}/{step.total}")
+            if tell is not None:
+                where = f"look {step.number}/{step.total}"
+                tell(f"{title}: {step.samples.stop:,} of {self.n:,} samples, {where}")
 
         return sample(
             model,
@@ -274,7 +297,9 @@ class Work:
             self.seed,
             shape=self.data.shape,
             batch_size=self.batch_size,
-            callback=stepped,
+            callback=None if tell is None else stepped,
+            compile=self.compile,
+            precision=self.precision,
         )
 
     def under(self, process: Process | None) -> ScoreModel:
@@ -306,7 +331,8 @@ class Work:
         return {
             "format": FORMAT,
             "model": fingerprint(model),
-            "network": network_print(model.network),
+            "network": network_print(model.network)
+            + ("" if self.precision == "auto" else f", {self.precision}"),
             "parametrisation": model.parametrisation,
             "precondition": bool(model.precondition),
             "likelihood": repr(model.likelihood),
@@ -381,7 +407,8 @@ def _check(work: Work) -> None:
     for count in work.evaluations:
         whole(count, "evaluations", 2)
     whole(work.n, "n", 2)
-    whole(work.batch_size, "batch_size", 1)
+    whole(1 if work.batch_size is None else work.batch_size, "batch_size", 1)
+    check_precision(work.precision)
     if isinstance(work.seed, bool) or not isinstance(work.seed, int):
         raise ValueError(f"seed={work.seed!r}; expected a whole number.")
     if work.split not in OTHER:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ornstein.compiling import Precision
 from ornstein.data import Dataset
 from ornstein.quality.classifier import EXAMPLES, Classifier, Network, usual_steps
 from ornstein.quality.features import Features, Scale
 from ornstein.sampling import Ancestral, Solver, sample
+from ornstein.sampling.sampler import USUAL
 from ornstein.score import ScoreModel
 
 
@@ -30,18 +33,24 @@ def cost(
     solver: Solver | None = None,
     *,
     shape: Sequence[int] | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
+    precision: Precision = "auto",
 ) -> Cost:
-    """Of n samples: those of one batch are taken back in a single step, which is timed."""
+    """Of n samples: those of one batch are taken back in a single step, which is timed.
+
+    Nothing is compiled for it; what is compiled is faster.
+    """
     solver = Ancestral() if solver is None else solver
     evaluations = solver.evaluations
     if evaluations is None:
         return Cost(n, None, None)
-    quick, batch = Ancestral(steps=1), min(n, batch_size)
+    quick, size = Ancestral(steps=1), USUAL if batch_size is None else batch_size
+    batch = min(n, size)
+    options: dict[str, Any] = {"batch_size": size, "compile": "off", "precision": precision}
 
     def once(count: int) -> float:
         began = time.perf_counter()
-        sample(model, count, quick, shape=shape, batch_size=batch_size).cpu()  # which waits for it
+        sample(model, count, quick, shape=shape, **options).cpu()  # which waits for it
         return time.perf_counter() - began
 
     once(1)  # what is done once only

@@ -1,4 +1,8 @@
-"""`sample`: numbered samples, each a function of the seed and of its own number."""
+"""`sample`: numbered samples, each a function of the seed and of its own number.
+
+On a GPU the network is captured (`compiling`). From the second of several batches on, the whole way
+back is one CUDA graph, a function of the samples' numbers: nothing is launched one by one.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,29 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ornstein import compiling
+from ornstein.compiling import Captured, Compile, Precision, Quick
 from ornstein.diagnostics import prior_gap
 from ornstein.draws import Counted
 from ornstein.ledger import agree, any_failed, processes
 from ornstein.sampling.grids import whole
-from ornstein.sampling.solvers import Solver
+from ornstein.sampling.solvers import Solver, TableSolver
 from ornstein.sampling.stochastic import Ancestral
 from ornstein.sampling.way import Walk, Way
 from ornstein.score import ScoreModel
 from ornstein.transition import mix
 
 MOST_GAP = 0.1  # nats per coordinate between y_T and the prior that samples may start from
+USUAL = 256  # samples at a time on a CPU
+MOST = 1024  # on a GPU, beyond which they are no faster
+MOST_STEPS = 256  # of a way back that is captured as a whole
+EVEN = 8  # batches on a GPU are a multiple of this
 
 
 @dataclass(frozen=True)
@@ -44,10 +55,12 @@ def sample(
     *,
     shape: Sequence[int] | None = None,
     start: int = 0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     device: torch.device | str | None = None,
     callback: Callable[[SamplingStep], None] | None = None,
     raw: bool = False,
+    compile: Compile = "auto",
+    precision: Precision = "auto",
 ) -> Tensor:
     """n samples as data: (n, *shape), pixels for a likelihood of pixels.
 
@@ -57,12 +70,20 @@ def sample(
         torch.distributed each of them makes a part, and all of them get the whole.
     shape: of one example; needed where the network does not say (`network.layout.shape`).
     device: where the samples are put, by default the model's.
-    batch_size: at a time; halved where the device has not enough memory for it.
+    batch_size: at most so many at a time, by default 256, and on a GPU what its memory allows, up
+        to 1024; halved where the device has not enough memory for it.
     callback: is called after each look at the model, for each batch.
     raw: the numbers that diffuse, not turned back into data.
+    compile: the network, by torch.compile; "auto" does on CUDA where there is much to do, and
+        captures CUDA graphs in any case; "off" does neither.
+    precision: of the network's arithmetic. "auto" leaves it as it is, "float32" and "tf32" turn
+        TF32 off and on, "bfloat16" computes in it; all else stays float64.
     """
     solver = Ancestral() if solver is None else solver
     _check(model, n, solver, seed, start, batch_size)
+    compiling.check_precision(precision)
+    rows = n * (solver.evaluations or USUAL)
+    compiling.wanted(compile, model.process.device, rows)  # which says what is wrong
     sizes = _data_shape(model, shape)
     rank, world = processes()
     where = model.process.device
@@ -78,11 +99,17 @@ def sample(
     mine = range(start + n * rank // world, start + n * (rank + 1) // world)
     failed = True
     try:
-        with torch.no_grad():
+        with torch.no_grad(), compiling.arithmetic(precision):
             grid = solver.times(model, sizes)
             way = Way.of(model, grid, sizes, solver.looks(grid))
-            job = _Job(way, solver.prepare(way), _prior(model), seed, callback, raw)
-            own = torch.cat([job.empty(), *job.batches(mine, batch_size)])
+            size = _batch(way, len(mine), batch_size, compile)
+            quick = compiling.quick(model.network, size, where, compile, precision, rows)
+            if quick is not None:
+                way = replace(way, model=compiling.with_network(model, quick))
+            job = _Job(way, solver.prepare(way), _prior(model), seed, callback, raw, quick)
+            whole = isinstance(solver, TableSolver) and callback is None
+            whole = whole and compile != "off" and where.type == "cuda" and len(grid) <= MOST_STEPS
+            own = torch.cat([job.empty(), *job.batches(mine, size, whole)])
         failed = False
     finally:
         for module, training in was_training.items():
@@ -103,12 +130,17 @@ class _Job:
     seed: int
     callback: Callable[[SamplingStep], None] | None
     raw: bool
+    quick: Quick | None  # the network, where it is not asked as it is
 
-    def batches(self, numbers: range, size: int) -> Iterator[Tensor]:
-        """All of them; a batch too large for the device's memory is tried again by halves."""
+    def batches(self, numbers: range, size: int, whole: bool) -> Iterator[Tensor]:
+        """All of them; a batch too large for the device's memory is tried again by halves.
+
+        whole: whether the way back of a batch may be captured.
+        """
+        graph = Captured(self.walked, warm=0, possible=False)  # the first batch is its warm-up
         while numbers:
             try:
-                found = self.samples(numbers[:size])
+                found = self.samples(numbers[:size], size, graph)
             except torch.OutOfMemoryError as error:
                 size = min(size, len(numbers)) // 2
                 if size == 0:
@@ -118,32 +150,58 @@ class _Job:
                     "samples at a time",
                     stacklevel=3,
                 )
+                graph.possible = False  # which may be what was too much
+                graph.forget()
+                if self.quick is not None:
+                    self.quick.resize(size)
                 continue
             numbers = numbers[size:]
+            if whole and len(numbers) > size:  # worth it if two batches are left
+                # tried once, unless the network alone could not be captured
+                graph.possible, whole = self.quick is None or self.quick.captured, False
             yield found
 
-    def samples(self, numbers: range) -> Tensor:
+    def samples(self, numbers: range, size: int, graph: Captured) -> Tensor:
         """One batch, as data."""
-        way, times = self.way, self.way.times.tolist()
-        index = torch.arange(numbers.start, numbers.stop, device=self.prior.device)
-        size = math.prod(way.shape)
+        if graph.possible:  # filled up by the last of them
+            index = self._index(range(numbers.start, numbers.start + size))
+            x, finite = graph(index.clamp(max=numbers.stop - 1))
+        else:
+            x, finite = self.walked(self._index(numbers), numbers)
+        self._refuse(finite, 0)
+        return self._data(x[: len(numbers)].unflatten(-1, self.way.shape))
+
+    def walked(self, index: Tensor, numbers: range | None = None) -> tuple[Tensor, Tensor]:
+        """The way back of the samples with these numbers: (B, d), and whether each look was finite.
+
+        numbers: the same on the host, for the callback.
+        """
+        way, size = self.way, math.prod(self.way.shape)
 
         def draw(purpose: str, step: int, rows: int) -> Tensor:
             return Counted(self.seed, index, step).normal(purpose, (rows, size), torch.float64)
 
         y = mix(self.prior.unsqueeze(0), draw("prior", 0, len(self.prior)))
         finite: list[Tensor] = []
+        total = len(way.times) - 1
         for number, stop in enumerate(self.walk(y, draw), 1):
             y = stop.y
-            self._note(finite, stop.x, times)
-            if self.callback is not None:
+            self._note(finite, stop.x)
+            if self.callback is not None and numbers is not None:
                 state, x = y.unflatten(-1, way.shape), stop.x.unflatten(-1, way.shape)
-                total = len(times) - 1
-                self.callback(SamplingStep(number, total, times[number], state, x, numbers))
-        x = way.look(len(times) - 1, y).x
-        self._note(finite, x, times)
-        self._refuse(finite, 0, times)
-        return self._data(x.unflatten(-1, way.shape))
+                s = self.times[number]
+                self.callback(SamplingStep(number, total, s, state, x, numbers))
+        x = way.look(total, y).x
+        self._note(finite, x)
+        return x, torch.stack(finite)
+
+    def _index(self, numbers: range) -> Tensor:
+        return torch.arange(numbers.start, numbers.stop, device=self.prior.device)
+
+    @cached_property
+    def times(self) -> list[float]:
+        """Of the looks, on the host."""
+        return self.way.times.tolist()
 
     def empty(self) -> Tensor:
         """No samples, of the right type."""
@@ -153,27 +211,47 @@ class _Job:
         data = x if self.raw else self.way.model.likelihood.restore(x)
         return data.to(self.way.model.dtype) if data.is_floating_point() else data
 
-    def _note(self, finite: list[Tensor], x: Tensor, times: list[float]) -> None:
+    def _note(self, finite: list[Tensor], x: Tensor) -> None:
         """Remember whether all is well; a GPU is asked at the end only, so that it never waits."""
         finite.append(x.isfinite().all())
         if x.device.type == "cpu":
-            self._refuse(finite[-1:], len(finite) - 1, times)
+            self._refuse(finite[-1].unsqueeze(0), len(finite) - 1)
 
-    def _refuse(self, finite: list[Tensor], first: int, times: list[float]) -> None:
-        good = torch.stack(finite)
+    def _refuse(self, good: Tensor, first: int) -> None:
         if not bool(good.all()):
-            step, total = first + int(good.logical_not().nonzero()[0, 0]), len(times) - 1
+            step, total = first + int(good.logical_not().nonzero()[0, 0]), len(self.times) - 1
             raise ValueError(
                 f"the model's estimate of x is not finite in step {min(step + 1, total)} of "
-                f"{total}, at s = {times[step]:.6g}; expected finite numbers. Look for NaN in the "
-                "network's weights and for overflow in its type; EulerMaruyama may need more steps."
+                f"{total}, at s = {self.times[step]:.6g}; expected finite numbers. Look for NaN in "
+                "the network's weights and for overflow in its type; EulerMaruyama may need more "
+                "steps."
             )
+
+
+def _batch(way: Way, n: int, given: int | None, compile: Compile) -> int:
+    """Samples at a time. Where batches are filled up to one size, they are about equal."""
+    device, size = way.grid.device, given
+    on_cpu = device.type != "cuda"
+    if size is None and on_cpu:
+        size = USUAL
+    elif size is None:
+        K, d = way.model.process.n_vars, math.prod(way.shape)
+        last = len(way.times) - 1
+        start = torch.zeros(compiling.FEW, K, d, dtype=torch.float64, device=device)
+        size = compiling.largest_batch(lambda few: way.look(last, start[:few]), device, MOST)
+    return size if compile == "off" or (on_cpu and compile == "auto") else evenly(n, size)
+
+
+def evenly(n: int, most: int) -> int:
+    """The size of as few batches as will do, at most so many in each."""
+    each = -(-n // -(-n // most)) if n else 1
+    return min(most, -(-each // EVEN) * EVEN)
 
 
 def _prior(model: ScoreModel) -> Tensor:
     """The factor of the prior's covariance, if y_T comes anywhere near it: (K, K)."""
     process, moments = model.process, model.moments
-    factor = torch.linalg.cholesky(process.prior_covariance)
+    factor = process.prior_factor
     second = (moments.mean.square() + moments.std.square()).mean()
     gap = prior_gap(process.transition(process.horizon), factor, second).item()
     if not gap <= MOST_GAP:
@@ -203,7 +281,7 @@ def _gathered(own: Tensor, n: int, world: int) -> Tensor:
 
 
 def _check(
-    model: object, n: int, solver: object, seed: object, start: int, batch_size: int
+    model: object, n: int, solver: object, seed: object, start: int, batch_size: int | None
 ) -> None:
     if not isinstance(model, ScoreModel):
         raise ValueError(
@@ -219,7 +297,7 @@ def _check(
         raise ValueError(f"seed={seed!r}; expected a whole number.")
     whole(n, "n", 1)
     whole(start, "start", 0)
-    whole(batch_size, "batch_size", 1)
+    whole(1 if batch_size is None else batch_size, "batch_size", 1)
 
 
 def _device(given: torch.device | str) -> torch.device:

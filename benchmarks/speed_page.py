@@ -1,0 +1,93 @@
+"""The figures on docs/speed.md, from the JSON files that `ornstein bench` wrote.
+
+Places on the page are those of `way_page`: `<!-- figures: NAME -->`. A part that was not measured
+says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.way_page import PLACE, tabled
+from ornstein.bench import Figures, Part
+
+PARTS = ("step", "rest", "learned", "kernel", "sampling", "scaling")
+NAMES = ("limits", *PARTS, "roofline", "cpu", "where")
+MISSING = "Not measured yet."
+
+
+def of_part(part: Part, cuda: bool) -> Iterable[str]:
+    """Its tables, with their notes."""
+    for table in part.tables:
+        yield f"{table.title[0].upper()}{table.title[1:]}:"
+        yield ""
+        yield from tabled(*table.shown(cuda))
+        yield ""
+        if table.notes:
+            yield f"({'; '.join(table.notes)})"
+            yield ""
+
+
+def limits(found: Figures) -> Iterable[str]:
+    """All figures that have a limit."""
+    checks = [check for part in found.parts.values() for check in part.checks]
+    rows = [
+        [
+            check.name,
+            f"{check.value:.3g}",
+            f"{'≤' if check.most else '≥'} {check.limit:g}",
+            "yes" if check.holds else "**no**",
+        ]
+        for check in checks
+    ]
+    yield from tabled(["", "measured", "limit", "holds"], rows)
+
+
+def where(found: Figures) -> str:
+    """On what it was measured, part by part if they differ."""
+    origins = dict.fromkeys(
+        f"{p['date']}, commit {p['commit']}" for p in (q.provenance for q in found.parts.values())
+    )
+    p, top = found.provenance, found.ceilings
+    machine = p["gpu"] if found.device == "cuda" else p["cpu"]
+    stock = "our own U-Net, not compiled" if found.stock == "plain" else found.stock
+    return (
+        f"({machine}, PyTorch {p['torch']}, Python {p['python']}; {'; '.join(origins)}. Ceilings: "
+        f"{top.flops / 1e12:.3g} TFLOP/s, {top.matmul}; {top.bytes / 1e9:,.4g} GB/s, {top.copy}. "
+        f"Stock: {stock}.)"
+    )
+
+
+def lines(name: str, gpu: Figures | None, cpu: Figures | None, picture: Path) -> Iterable[str]:
+    """What stands in one place."""
+    if name == "cpu":
+        if cpu is None:
+            yield MISSING
+            return
+        for part in cpu.parts.values():
+            yield from of_part(part, cuda=False)
+        yield where(cpu)
+    elif gpu is None or (name in PARTS and name not in gpu.parts):
+        yield MISSING
+    elif name in PARTS:
+        yield from of_part(gpu.parts[name], cuda=True)
+    elif name == "limits":
+        yield from limits(gpu)
+    elif name == "where":
+        yield where(gpu)
+    elif picture.exists():
+        yield f"![Pieces of a training step under the roofline of the GPU](images/{picture.name})"
+    else:
+        yield MISSING
+
+
+def filled(text: str, gpu: Figures | None, cpu: Figures | None, picture: Path) -> str:
+    """The page with its figures renewed."""
+
+    def renew(found: re.Match[str]) -> str:
+        shown = "".join(f"{line}\n" for line in lines(found[2], gpu, cpu, picture))
+        return found[1] + shown.rstrip("\n") + "\n" + found[3]
+
+    return PLACE.sub(renew, text)
