@@ -92,10 +92,6 @@ class Table:
     spread: Tensor  # (degree + 1, K·P·R): the coefficients of C
     past: Tensor  # (n, K, 2K): Φ | L at the panels' starts
     error: Tensor  # (n,) of that L
-    whole: Tensor  # (1, K, K): L₁
-    whole_rows: Tensor  # (1, K, P·R)
-    past_rows: Tensor  # (n - 1, K, n·K)
-    generator_powers: Tensor  # (degree + 1, K, K)
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -110,6 +106,16 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """What else the gradient of a table needs."""
+
+    whole: Tensor  # (1, K, K): L₁
+    whole_rows: Tensor  # (1, K, P·R)
+    past_rows: Tensor  # (n - 1, K, n·K)
+    generator_powers: Tensor  # (degree + 1, K, K)
+
+
+@dataclass(frozen=True)
 class Clock:
     """The solution as a function of the clock."""
 
@@ -119,9 +125,9 @@ class Clock:
     count: int
     earlier: Tensor  # see `earlier`
     constants: Tables
-    table: Table | None = None  # kept where nothing about the process is learned
+    table: Table | None = None  # kept where nothing about the process is learned, or for a while
     fits: Tensor | None = None  # kept too
-    parts: list[Tensor] | None = None  # of the table
+    parts: list[Tensor] | None = None  # of the table, without gradient
     span: Tensor | None = None  # (a, b, horizon, tolerance) where τ = s(a + b s): see `guarded`
 
     @property
@@ -134,20 +140,38 @@ class Clock:
 
     def kept(self, span: Tensor | None = None) -> Clock:
         """The same with its table computed once; NaN if its panels do not fit."""
-        table, sound = _tabulate(self.drift, self.G, self.total, self, False), self.sound
+        table, sound = _tabulate(self.drift, self.G, self.total, self, False)[0], self.sound
         table = replace(table, past=torch.where(sound, table.past, math.nan))
         return replace(self, table=table, fits=sound, parts=table.parts(), span=span)
+
+    def tabulated(self) -> Clock:
+        """The same with its table computed once, and its gradient with it."""
+        if self.table is not None:
+            return self
+        table = self._tabulated()
+        with torch.no_grad():
+            return replace(self, table=table, fits=self.sound, parts=table.parts())
 
     def at(self, tau: Tensor, initial: Tensor | None) -> Solved:
         """tau: (B,); initial: (K, R), a factor of the covariance at 0, None for a known state."""
         inputs = self.drift, self.G, self.total, tau, initial
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-            return Solved(*_Kernel.apply(*inputs, self))  # type: ignore[no-untyped-call]
-        table = self.table or _tabulate(self.drift, self.G, self.total, self, False)
+            table = self._tabulated() if self.table is None else self.table
+            moves = self.total.requires_grad or tau.requires_grad
+            parts = table.width, table.X, table.spread, table.past, table.error
+            return Solved(*_LookUp.apply(*parts, tau, initial, moves))  # type: ignore[no-untyped-call]
+        table = self.table or _tabulate(self.drift, self.G, self.total, self, False)[0]
         if gpu.looks_up(tau, *table.sizes, initial):
             return Solved(*gpu.look_up(tau, None, self.parts or table.parts(), initial, EPS))
         found = _look_up(table, tau, initial, False)
         return Solved(found.Phi, found.L, found.error)
+
+    def _tabulated(self) -> Table:
+        """With a gradient where one is wanted."""
+        inputs = self.drift, self.G, self.total
+        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+            return Table(*_Tabulate.apply(*inputs, self))  # type: ignore[no-untyped-call]
+        return _tabulate(*inputs, self, False)[0]
 
     def guarded(self, s: Tensor, initial: Tensor | None) -> Solved | None:
         """The same at times s, (B,), NaN where it would be wrong; None if one kernel can't do it.
@@ -163,8 +187,8 @@ class Clock:
 
 
 def _tabulate(
-    drift: Tensor, G: Tensor, total: Tensor, clock: Clock, with_rows: bool = True
-) -> Table:
+    drift: Tensor, G: Tensor, total: Tensor, clock: Clock, with_rows: bool
+) -> tuple[Table, Rows]:
     K, count, const = drift.shape[-1], clock.count, clock.constants
     width = total / count
     ladder = matrix_powers(drift * width, DEGREE + 1)
@@ -184,7 +208,8 @@ def _tabulate(
         factors.append(later)
     past = torch.cat([Phi, torch.cat(factors)], -1)
     errors = torch.cat([torch.zeros_like(error), error.expand(count - 1)])
-    return Table(width, X, spread, past, errors, whole, whole_rows, past_rows, ladder)
+    rows = Rows(whole, whole_rows, past_rows, ladder)
+    return Table(width, X, spread, past, errors), rows
 
 
 def earlier(count: int, K: int, device: torch.device) -> Tensor:
@@ -232,35 +257,34 @@ def _look_up(table: Table, tau: Tensor, initial: Tensor | None, with_rows: bool)
     return _Places(Phi, L, error, rows, ratio, u, index, ladder, local, root, fresh)
 
 
-class _Kernel(torch.autograd.Function):
-    """(A, G, τ_T, τ, L₀) -> (Φ, L, error) with its gradient: one node instead of a hundred."""
+class _LookUp(torch.autograd.Function):
+    """(table, τ, L₀) -> (Φ, L, error) with its gradient: one node instead of a hundred."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        drift: Tensor,
-        G: Tensor,
-        total: Tensor,
+        width: Tensor,
+        X: Tensor,
+        spread: Tensor,
+        past: Tensor,
+        error: Tensor,
         tau: Tensor,
         initial: Tensor | None,
-        clock: Clock,
+        moves: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        table = clock.table or _tabulate(drift, G, total, clock, any(ctx.needs_input_grad[:3]))
-        at = _look_up(table, tau, initial, any(ctx.needs_input_grad[:5]))
-        ctx.clock, ctx.table, ctx.given_x = clock, table, initial is not None
+        at = _look_up(Table(width, X, spread, past, error), tau, initial, True)
+        ctx.given_x, ctx.moves = initial is not None, moves
         places = at.ratio, at.u, at.index, at.ladder, at.local, at.root, at.fresh
-        ctx.save_for_backward(drift, G, initial, *places, at.Phi, at.L, at.rows)
+        ctx.save_for_backward(width, X, spread, past, initial, *places, at.Phi, at.L, at.rows)
         ctx.mark_non_differentiable(at.error)
         return at.Phi, at.L, at.error
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gPhi: Tensor, gL: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        table, const = ctx.table, ctx.clock.constants
-        drift, G, initial, ratio, u, index, ladder, local, root, fresh, Phi, L, rows = (
-            ctx.saved_tensors
-        )
-        K = drift.shape[-1]
+        width, X, spread, past, initial, *places, Phi, L, rows = ctx.saved_tensors
+        ratio, u, index, ladder, local, root, fresh = places
+        K = X.shape[-1]
         columns = reduction_vjp(L, rows, gL)
         gInitial = None
         if ctx.given_x:
@@ -268,46 +292,74 @@ class _Kernel(torch.autograd.Function):
                 [initial.shape[-1], columns.shape[-1] - initial.shape[-1]], -1
             )
             gPhi = gPhi + gStart @ initial.mT
-            if ctx.needs_input_grad[4]:
+            if ctx.needs_input_grad[6]:
                 gInitial = (Phi.mT @ gStart).sum(0)
         gMoved = torch.cat([gPhi, columns[..., :K]], -1)
-        gLocal = (gMoved @ table.past[index].mT).flatten(1)
+        gLocal = (gMoved @ past[index].mT).flatten(1)
         gFresh = columns[..., K:]
         gScaled = gFresh.flatten(1) * root
-        gTau = gLength = None
-        if any(ctx.needs_input_grad[2:4]):  # the clock itself: times, or a learned rate
-            gLength = (gFresh * fresh).sum((-2, -1)) / (2 * u * table.width)
-            gLength = zero_where_undefined(gLength)
-            gLadder = gScaled @ table.spread.mT + gLocal @ table.X.flatten(1).mT
-            gTau = powers_vjp(ladder, gLadder) / table.width + gLength
-        if not any(ctx.needs_input_grad[:3]):
-            return None, None, None, gTau, gInitial, None
-        # ------------------------------------------------------------------ back through the table
-        gX = (ladder.mT @ gLocal).reshape(table.X.shape)
-        gSpread = ladder.mT @ gScaled
-        gPast = torch.zeros_like(table.past).index_add_(0, index, local.mT @ gMoved)
+        gTau = gWidth = gX = gSpread = gPast = None
+        if ctx.moves:  # the clock itself: times, or a learned rate
+            gLength = zero_where_undefined((gFresh * fresh).sum((-2, -1)) / (2 * u * width))
+            gLadder = gScaled @ spread.mT + gLocal @ X.flatten(1).mT
+            gTau = powers_vjp(ladder, gLadder) / width + gLength
+            gWidth = (gLength * u - gTau * ratio).sum()
+        if ctx.needs_input_grad[1]:
+            gX = (ladder.mT @ gLocal).reshape(X.shape)
+            gSpread = ladder.mT @ gScaled
+            gPast = torch.zeros_like(past).index_add_(0, index, local.mT @ gMoved)
+        return gWidth, gX, gSpread, gPast, None, gTau, gInitial, None
+
+
+class _Tabulate(torch.autograd.Function):
+    """(A, G, τ_T) -> the table, with its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, drift: Tensor, G: Tensor, total: Tensor, clock: Clock
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        table, rows = _tabulate(drift, G, total, clock, True)
+        ctx.clock, ctx.rows, ctx.learned_rate = clock, rows, total.requires_grad
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(drift, G, table.width, table.X, table.spread, table.past)
+        ctx.mark_non_differentiable(table.error)
+        return table.width, table.X, table.spread, table.past, table.error
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any,
+        gWidth: Tensor | None,
+        gX: Tensor | None,
+        gSpread: Tensor | None,
+        gPast: Tensor | None,
+        _: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        drift, G, width, X, spread, past = ctx.saved_tensors
+        rows, const, count, K = ctx.rows, ctx.clock.constants, ctx.clock.count, drift.shape[-1]
+        if gX is None or gSpread is None or gPast is None:  # nothing was looked up
+            return None, None, None, None
         gPowers, gFactor = gPast.split(K, -1)
-        count, powers_of_Phi, factor = ctx.clock.count, table.past[..., :K], table.past[..., K:]
+        powers_of_Phi, factor, scale = past[..., :K], past[..., K:], width.sqrt()
+        gRoot: Tensor | float = 0.0
         if count > 1:
-            gColumns = reduction_vjp(factor[1:], table.past_rows, gFactor[1:])
+            gColumns = reduction_vjp(factor[1:], rows.past_rows, gFactor[1:])
             gColumns = (gColumns * ctx.clock.earlier).sum(0)
             gBlocks = gColumns.reshape(K, count, K).transpose(0, 1)
-            gPowers = gPowers + gBlocks @ table.whole.mT
+            gPowers = gPowers + gBlocks @ rows.whole.mT
             gWhole = (powers_of_Phi.mT @ gBlocks).sum(0, keepdim=True)
-            gSum = reduction_vjp(table.whole, table.whole_rows, gWhole).reshape(-1)
-            scale = table.width.sqrt()
+            gSum = reduction_vjp(rows.whole, rows.whole_rows, gWhole).reshape(-1)
+            gRoot = (gSum * spread.sum(0)).sum()
             gSpread = gSpread + gSum * scale
             gX = gX + matrix_powers_vjp(powers_of_Phi, gPowers)
         gNoise = (
             gSpread.reshape(DEGREE + 1, K, -1, G.shape[-1]) * const.moments[:, None, :, None]
         ).sum(2)
-        gG = (table.X.mT @ gNoise).sum(0)
+        gG = (X.mT @ gNoise).sum(0)
         gX = (gX + gNoise @ G.mT) * const.inverse_factorials[:, None, None]
-        gGenerator = matrix_powers_vjp(table.generator_powers, gX)
+        gGenerator = matrix_powers_vjp(rows.generator_powers, gX)
         gTotal = None
-        if gTau is not None:
-            gWidth = (gLength * u - gTau * ratio).sum() + (gGenerator * drift).sum()
-            if count > 1:
-                gWidth = gWidth + (gSum * table.spread.sum(0)).sum() / (2 * scale)
-            gTotal = gWidth / count
-        return gGenerator * table.width, gG, gTotal, gTau, gInitial, None
+        if ctx.learned_rate:
+            gTotal = ((gGenerator * drift).sum() + gRoot / (2 * scale)) / count
+            gTotal = gTotal if gWidth is None else gTotal + gWidth / count
+        return gGenerator * width, gG, gTotal, None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ornstein.diffusion import Diffusion
-from ornstein.linalg import lower_inverse
+from ornstein.linalg import lower_inverse, lower_solve
 from ornstein.matrices import as_float64
 from ornstein.process import Process
 from ornstein.transition import Transition
@@ -127,8 +127,8 @@ def diagnose(
 
 def prior_gap(kernel: Transition, prior: Tensor, second_moment: float | Tensor) -> Tensor:
     """E_x KL(q(y_s|x) ‖ N(0, prior·priorᵀ)), nats per coordinate; prior lower triangular."""
-    spread = torch.linalg.solve_triangular(prior, kernel.cholesky, upper=False)
-    shift = torch.linalg.solve_triangular(prior, kernel.response.unsqueeze(-1), upper=False)
+    spread = lower_solve(prior, kernel.cholesky)
+    shift = lower_solve(prior, kernel.response.unsqueeze(-1))
     logs = 2 * torch.diagonal(spread, dim1=-2, dim2=-1).log().sum(-1)
     # x − 1 − log x summed by its parts would cancel near the prior: gather it entry by entry
     diagonal = torch.diagonal(spread, dim1=-2, dim2=-1)
@@ -144,7 +144,7 @@ def auxiliary_information(kernel: Transition, data_variance: float) -> Tensor:
     rows = kernel.cholesky[..., 1:, :]  # Σ_vv = rows rowsᵀ
     _, R = torch.linalg.qr(rows.mT)
     response = kernel.response[..., 1:].unsqueeze(-1)
-    white = torch.linalg.solve_triangular(R.mT, response, upper=False)
+    white = lower_solve(R.mT, response)
     return 0.5 * torch.log1p(data_variance * white.square().sum((-2, -1)))
 
 
@@ -171,7 +171,7 @@ def _condition(kernel: Transition) -> Tensor:
 
 def _memory(kernel: Transition, prior: Tensor) -> Tensor:
     """The norm of Φ in the metric of the prior."""
-    inside = torch.linalg.solve_triangular(prior, kernel.propagator @ prior, upper=False)
+    inside = lower_solve(prior, kernel.propagator @ prior)
     return torch.linalg.matrix_norm(inside, 2)
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from ornstein import gpu
 
 EPS = 2.0**-52
+WRITTEN_OUT = 4  # rows up to which a compiled solution is written out
 T = TypeVar("T")
 
 
@@ -115,7 +116,7 @@ def reduction_vjp(L: Tensor, rows: Tensor, grad: Tensor) -> Tensor:
     # dL = L tril½(X + Xᵀ), X = L⁻¹ dW rowsᵀ
     inner = torch.tril(L.mT @ grad)
     inner = inner + torch.tril(inner, -1).mT
-    left = torch.linalg.solve_triangular(L.mT, inner, upper=True)
+    left = lower_solve(L, inner, turned=True)
     return _product(zero_where_undefined(left), rows)
 
 
@@ -184,10 +185,27 @@ def semidefinite_factor(matrix: Tensor) -> Tensor:
     return torch.stack(columns, -1)
 
 
+def lower_solve(L: Tensor, right: Tensor, turned: bool = False) -> Tensor:
+    """L⁻¹ right, or L⁻ᵀ right if `turned`, for a lower triangular L: (..., K, M).
+
+    Written out where it is compiled, so that it becomes part of what surrounds it.
+    """
+    K = L.shape[-1]
+    if K > WRITTEN_OUT or not torch.compiler.is_compiling():
+        return torch.linalg.solve_triangular(L.mT if turned else L, right, upper=turned)
+    known: dict[int, Tensor] = {}
+    for i in reversed(range(K)) if turned else range(K):
+        row = right[..., i, :]
+        for j, other in known.items():
+            entry = L[..., j, i, None] if turned else L[..., i, j, None]
+            row = row - entry * other
+        known[i] = row / L[..., i, i, None]
+    return torch.stack([known[i] for i in range(K)], -2)
+
+
 def lower_inverse(L: Tensor) -> Tensor:
     """L⁻¹ of a lower triangular L: (..., K, K)."""
-    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
-    return torch.linalg.solve_triangular(L, eye, upper=False)
+    return lower_solve(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L))
 
 
 def powers(u: Tensor, degree: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ornstein.clock import MOST_PANELS, STIFFNESS, Clock, Solved, constants, panel_count
-from ornstein.linalg import EPS, Tables, in_graph
+from ornstein.linalg import EPS, Tables, in_graph, lower_solve
 from ornstein.matrices import Auxiliary, as_float64
 from ornstein.panels import Panels
 from ornstein.schedules import Float64Module, positive_number
@@ -47,6 +47,7 @@ class Process(Float64Module, ABC):
         self._solved: Clock | Panels | None = None
         self._noise_times: dict[float, Tensor] = {}  # of a fixed process
         self._prior_factor: Tensor | None = None
+        self._held: Clock | Panels | None = None  # see `hold`
 
     # ---------------------------------------------------------------- what a kind supplies
 
@@ -214,8 +215,8 @@ class Process(Float64Module, ABC):
         """log SNR and its derivative in log s: (B,) each."""
         solved = solution.at(self._clock(times), self.auxiliary.factor())
         response = (solved.propagator @ self.auxiliary.direction()).unsqueeze(-1)
-        signal = torch.linalg.solve_triangular(solved.cholesky, response, upper=False)
-        noise = torch.linalg.solve_triangular(solved.cholesky, self._noise_at(times), upper=False)
+        signal = lower_solve(solved.cholesky, response)
+        noise = lower_solve(solved.cholesky, self._noise_at(times))
         snr = signal.square().sum((-2, -1)).clamp(min=LEAST_SNR)
         return snr.log(), -times * (noise.mT @ signal).square().sum((-2, -1)) / snr
 
@@ -245,6 +246,18 @@ class Process(Float64Module, ABC):
                 if isinstance(solution, Clock):
                     solution = solution.kept(self._span())
                 self._solved = solution
+
+    def hold(self) -> None:
+        """Build the panels once, for all calls until `release`; nothing may change meanwhile.
+
+        A learned process builds them in every call otherwise, of which a bound has several.
+        """
+        held = self._solution(not in_graph())
+        self._held = held.tabulated() if isinstance(held, Clock) else held
+
+    def release(self) -> None:
+        """The end of `hold`."""
+        self._held = None
 
     def plan(self) -> Tensor:
         """The panels as they are now, as numbers for a checkpoint: see `follow`."""
@@ -298,6 +311,8 @@ class Process(Float64Module, ABC):
 
     def _solution(self, eager: bool) -> Clock | Panels:
         """The panels: kept for a fixed process, rebuilt for a learned one (re-planned in eager)."""
+        if self._held is not None:
+            return self._held
         if self._solved is not None:
             return self._solved
         if self._table is None:

@@ -18,7 +18,7 @@ from ornstein.answers import LARGEST, View, contract, expand, over
 from ornstein.diagnostics import prior_gap
 from ornstein.draws import Counted, Draws, Generated
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie, bits_per_dim
-from ornstein.linalg import in_graph
+from ornstein.linalg import in_graph, lower_solve
 from ornstein.process import Process
 from ornstein.score import ScoreModel
 from ornstein.times import Importance, Information, Span, Times
@@ -427,7 +427,7 @@ def _as_draws(random: Random, x: Tensor) -> Draws:
 
 def solved(kernel: Transition, right: Tensor) -> Tensor:
     """L⁻¹ right: (B, K, ...)."""
-    return torch.linalg.solve_triangular(kernel.cholesky, right, upper=False)
+    return lower_solve(kernel.cholesky, right)
 
 
 def mix(matrix: Tensor, state: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ornstein import gpu
-from ornstein.linalg import in_graph, lower_inverse
+from ornstein.linalg import in_graph, lower_inverse, lower_solve
 
 Given = Literal["x", "state"]
 LEAST_SNR = 1e-300
@@ -56,7 +56,7 @@ class Transition:
         self._only_given_x("signal")
         self._check_spread()
         response = self.response.unsqueeze(-1)
-        return torch.linalg.solve_triangular(self.cholesky, response, upper=False).squeeze(-1)
+        return lower_solve(self.cholesky, response).squeeze(-1)
 
     @property
     def snr(self) -> Tensor:
@@ -148,7 +148,7 @@ class Transition:
         else:
             mean = mix(self._batched(self.propagator), flat)
         rest = y.to(torch.float64).reshape(mean.shape) - mean
-        return torch.linalg.solve_triangular(self._batched(self.cholesky), rest, upper=False)
+        return lower_solve(self._batched(self.cholesky), rest)
 
     def _flatten_origin(self, origin: Tensor) -> tuple[Tensor, torch.Size]:
         """The origin as (B, d) or (B, K, d) in its working type, and the shape of the state."""

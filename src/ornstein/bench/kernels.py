@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,8 @@ from ornstein.processes import cld
 IMAGE = (3, 32, 32)
 AUTOMATIC, BY_HAND = "automatic kernel and sample", "derived by hand"
 COPY, COPIES = "copy of y", "copy of y and ε"
-MOST = 3.0  # copies of y that the kernel and its sample may take
+MOST = 3.0  # copies of its output, y and ε, that the kernel and its sample may take
+CALLS = 16  # in a graph: as inside a step, where it is one of many
 
 
 def by_hand(s: Tensor, mass: float = 0.25, v0: float = 0.01) -> tuple[Tensor, Tensor]:
@@ -67,9 +70,14 @@ def kernel(setting: Setting) -> Part:
         COPY: lambda: target[0].copy_(source[0]),
         COPIES: lambda: target.copy_(source),
     }
-    found = setting.race({n: captured(w, device) for n, w in works.items()}, budget=0.05)
+    calls = CALLS if setting.cuda else 1
+    runs = {name: captured(work, device, calls) for name, work in works.items()}
+    found = setting.race(runs, budget=0.05)
+    found = replace(
+        found, times={name: tuple(t / calls for t in times) for name, times in found.times.items()}
+    )
     cost = sample_cost(batch, 2, x[0].numel())
-    how = ", compiled and captured" if setting.cuda else ""
+    how = f", compiled, {calls} in a CUDA graph" if setting.cuda else ""
     table = Table(
         f"transition and sample, CLD, {batch} CIFAR-size images{how}",
         "× the automatic one",
@@ -79,7 +87,7 @@ def kernel(setting: Setting) -> Part:
         Check(
             "kernel and sample, automatic / derived by hand", found.ratio(AUTOMATIC, BY_HAND), 1.0
         ),
-        Check(f"kernel and sample / {COPY}", found.ratio(AUTOMATIC, COPY), MOST),
+        Check(f"kernel and sample / {COPIES}", found.ratio(AUTOMATIC, COPIES), MOST),
     )
     return Part((table,), checks if setting.cuda else ())
 

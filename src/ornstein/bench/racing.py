@@ -97,19 +97,19 @@ def timed(work: Work, repeats: int, device: torch.device) -> float:
     return (time.perf_counter() - began) / repeats
 
 
-def captured(work: Work, device: torch.device) -> Work:
-    """The same work as a CUDA graph, captured at the first call and then replayed.
+def captured(work: Work, device: torch.device, calls: int = 1) -> Work:
+    """The same work, so many times, as a CUDA graph: captured at the first call, then replayed.
 
-    On other devices it is the work itself.
+    On other devices it is the work itself, once.
     """
-    return _Captured(work, device) if device.type == "cuda" else work
+    return _Captured(work, device, calls) if device.type == "cuda" else work
 
 
 class _Captured:
     """A work that becomes a graph when it is first called."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
-        self.work, self.device = work, device
+    def __init__(self, work: Work, device: torch.device, calls: int) -> None:
+        self.work, self.device, self.calls = work, device, calls
         self.replay: Work | None = None
 
     def __call__(self) -> object:
@@ -126,5 +126,6 @@ class _Captured:
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.work()
+            for _ in range(self.calls):
+                self.work()
         return graph

@@ -111,12 +111,17 @@ class Setting:
             return replace(self.digits(batch), name="0.2 M U-Net, digits")
         return case("1.1 M U-Net, MNIST-size", "mnist", (10_000, 1, 28, 28), batch)
 
-    def small(self, batch: int | None = None) -> Case:
-        """The network of MNIST; for a look on a CPU that of the digits."""
+    def small(self, batch: int | None = None, narrow: bool = True) -> Case:
+        """The network of MNIST, on a GPU in bfloat16; for a look on a CPU that of the digits."""
         if self.quick and not self.cuda:
             return self.digits(batch or 16)
         batch = batch or (256 if self.cuda else 16)
-        return case("1.1 M U-Net, MNIST-size", "mnist", (10_000, 1, 28, 28), batch)
+        found = case("1.1 M U-Net, MNIST-size", "mnist", (10_000, 1, 28, 28), batch)
+        if not (self.cuda and narrow):
+            return found
+        training = replace(found.experiment.training, precision="bfloat16")
+        experiment = replace(found.experiment, training=training)
+        return replace(found, name=f"{found.name}, bfloat16", experiment=experiment)
 
     def digits(self, batch: int = 64) -> Case:
         """What the quick start trains."""

@@ -98,7 +98,7 @@ def _small(setting: Setting) -> tuple[Table, list[Check]]:
     lines, checks = [], []
     cases = [(setting.digits(), cpu)]
     if setting.cuda:
-        cases.append((setting.small(), setting.device))
+        cases += [(setting.small(narrow=narrow), setting.device) for narrow in (True, False)]
     for case, device in cases:
         job = case.job(device)
         here = Setting(device, setting.quick, tell=setting.tell)
@@ -107,7 +107,7 @@ def _small(setting: Setting) -> tuple[Table, list[Check]]:
         flops = cost_of(network, case.batch, case.narrow).flops
         where = f"{case.name}, batch {case.batch}, {device.type}"
         lines.append(Line(where, found.seconds(case.name), None, 1, flops))
-        if device.type == "cuda":
+        if device.type == "cuda" and case.narrow:
             name = f"steps per second, {case.name}, batch {case.batch}"
             checks.append(Check(name, lines[-1].rate, LEAST_SMALL, most=False))
     return Table("small steps", "", tuple(lines), "steps"), checks

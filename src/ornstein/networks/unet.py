@@ -243,7 +243,7 @@ def _conv(layer: nn.Conv2d, x: Tensor) -> Tensor:
     more, wide = -x.shape[1] % 8, -layer.out_channels % 8
     weight = F.pad(layer.weight, (0, 0, 0, 0, 0, more, 0, wide))
     out = F.conv2d(F.pad(x, (0, 0, 0, 0, 0, more)), weight, None, padding=1)
-    return out[:, : layer.out_channels] + _bias(layer)[:, None, None]
+    return out[:, : layer.out_channels] + _bias(layer).to(out.dtype)[:, None, None]
 
 
 def _bias(layer: nn.Conv2d) -> Tensor:

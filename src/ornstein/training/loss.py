@@ -35,7 +35,11 @@ class Loss(nn.Module):
     def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, (), and VALUES, (6,) without gradient; index: (B,) places in the run."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.narrow):
-            return self._forward(x, index)
+            self.model.process.hold()
+            try:
+                return self._forward(x, index)
+            finally:
+                self.model.process.release()
 
     def _forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         random = Counted(self.seed, index)
