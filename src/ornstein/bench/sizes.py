@@ -102,6 +102,10 @@ class Setting:
             **options,
         )
 
+    def joint(self, batch: int) -> Case:
+        """That network for two variables, under CLD."""
+        return self.large(batch).under("cld")
+
     def large(self, batch: int) -> Case:
         """The network that time goes into."""
         if self.cuda:

@@ -18,9 +18,12 @@ from ornstein.training.loss import Loss
 from ornstein.training.updating import Update, usable
 
 OURS = "ornstein, whole step"
+LEAST_RATE = 5500  # images per second of the whole step on a GPU, batch 128
+LEAST_GAIN = 4.0  # times the stock step, not compiled, TF32
 LARGEST_REST = 0.05  # of a step, what is not the network
 LARGEST_LEARNED = 1.05  # of the step of a fixed process
 LEAST_SMALL = 200  # steps per second of the MNIST net on a GPU
+EAGER = "eager, TF32"
 FIXED = {1: "vpsde", 2: "cld", 3: "malda"}  # by the number of variables
 
 
@@ -33,37 +36,50 @@ def step(setting: Setting) -> Part:
     checks: list[Check] = []
     for number, batch in enumerate(setting.sizes):
         if not setting.out_of_time():
-            tables.append(_against_stock(setting, batch))
+            table, limits = _against_stock(setting, batch)
+            tables.append(table)
+            checks += limits
             tidy(setting.device)
         if number == 0 and not setting.out_of_time():
-            small, checks = _small(setting)
+            small, limits = _small(setting)
             tables.append(small)
+            checks += limits
             tidy(setting.device)
     return Part(tuple(tables), tuple(checks))
 
 
-def _against_stock(setting: Setting, batch: int) -> Table:
-    case, device = setting.large(batch), setting.device
+def _against_stock(setting: Setting, batch: int) -> tuple[Table, list[Check]]:
+    case, device = setting.joint(batch), setting.device
     job = case.job(device)
     network: Any = job.model.network
     works: dict[str, Work] = {OURS: job.step}
     flops = {}
-    x = torch.randn(batch, *case.data.shape, device=device)
+    channels = network.layout.outputs  # of all variables
+    x = torch.randn(batch, channels, *case.data.shape[1:], device=device)
     count = 0
     for name, options in _rivals(setting).items():
-        rival = Stock(network, case.data.shape[0])
+        rival = Stock(network, channels)
         count = weights(rival)
         title = f"{rival.name}, {name}"
         flops[title] = _stock_flops(rival, batch)
         works[title] = StockStep(rival, x, **options)
     found = setting.race(works, may_fail=list(works)[1:])
     lines = lines_of(found, OURS, batch, {OURS: _step_cost(case, job)}, flops)
-    return Table(
-        f"training step, {case.name}, batch {batch}",
+    checks = []
+    eager = next((name for name in found.times if name.endswith(EAGER)), None)
+    if setting.cuda and batch == setting.sizes[0]:
+        rate = batch / found.seconds(OURS)
+        checks.append(Check(f"images per second, batch {batch}", rate, LEAST_RATE, most=False))
+        if eager is not None:
+            gain = found.ratio(eager, OURS)
+            checks.append(Check(f"{eager} / ours", gain, LEAST_GAIN, most=False))
+    table = Table(
+        f"training step, {case.name}, K = 2, joint, batch {batch}",
         "× the time of ours",
         lines,
         notes=(f"{weights(network):,} weights; the stock network {count:,}", *notes_of(found)),
     )
+    return table, checks
 
 
 def _rivals(setting: Setting) -> dict[str, dict[str, bool]]:
@@ -71,7 +87,7 @@ def _rivals(setting: Setting) -> dict[str, dict[str, bool]]:
     if not setting.cuda:
         return {"eager": {"narrow": False}}
     return {
-        "eager, TF32": {"narrow": False},
+        EAGER: {"narrow": False},
         "eager, bfloat16": {"narrow": True},
         "compiled, channels last, bfloat16": {"narrow": True, "compiled": True},
     }
@@ -118,7 +134,7 @@ def _small(setting: Setting) -> tuple[Table, list[Check]]:
 
 def rest(setting: Setting) -> Part:
     """A whole step without the network's forward and backward pass, and its pieces alone."""
-    case, device = setting.large(setting.sizes[0]), setting.device
+    case, device = setting.joint(setting.sizes[0]), setting.device
     job, other = case.job(device), case.job(device)  # pieces would disturb the weights of a run
     whole, net = "whole step", "network, forward and backward"
     data, loss, update = "data", "kernel, noise and loss", "clipping, Adam and running mean"
@@ -143,7 +159,7 @@ def rest(setting: Setting) -> Part:
     lines = (*lines[:2], Line("the rest: whole step − network", seconds, part), *lines[2:])
     note = "pieces alone, each to its end: in a step they overlap, and some are fused"
     table = Table(
-        f"what is not the network, {case.name}, batch {case.batch}",
+        f"what is not the network, {case.name}, K = 2, joint, batch {case.batch}",
         "of the whole step",
         lines,
         share=True,
