@@ -9,6 +9,7 @@ variable of a joint model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +139,7 @@ class UNet(nn.Module):
             if isinstance(part, Grow):
                 h = part(h, kept[-1].shape[-2:])
             else:
-                h = part(torch.cat([h, kept.pop()], 1), next(shifts))
+                h = part(torch.cat([_laid(h), _laid(kept.pop())], 1), next(shifts))
         norm, _, last = self.leave
         return self.layout.restored(_conv(last, _normed(h, norm)))  # type: ignore[arg-type]
 
@@ -216,7 +217,7 @@ class Grow(nn.Module):
         if not (torch.compiler.is_compiling() and x.is_cuda):
             return self.conv(F.interpolate(x, size=tuple(size), mode="nearest"))
         # the same, with a gradient that is a sum in place of scattered additions
-        twice = x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2)
+        twice = _laid(x)[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2)
         twice = twice.flatten(4).flatten(2, 3)[:, :, : size[0], : size[1]]
         return self.conv(twice.contiguous(memory_format=torch.channels_last))
 
@@ -233,6 +234,26 @@ def _normed(
         return fused.plain(x, norm, shift, silu, drop)
     seed = torch.randint(2**62, (), device=x.device) if drop else None
     return fused.norm_act(x, norm, shift, silu, drop, seed)
+
+
+class _Laid(torch.autograd.Function):
+    """The identity; its gradient has the channels last, without gaps, as convolutions want it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous(memory_format=torch.channels_last)
+
+
+def _laid(x: Tensor) -> Tensor:
+    """For what was joined: a part of the whole's gradient would be copied by each convolution."""
+    if not (torch.compiler.is_compiling() and x.is_cuda):
+        return x
+    laid: Tensor = _Laid.apply(x)  # type: ignore[no-untyped-call]
+    return laid
 
 
 def _conv(layer: nn.Conv2d, x: Tensor) -> Tensor:

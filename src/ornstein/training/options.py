@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from ornstein.compiling import wanted
 from ornstein.draws import SPREADS, Spread
 from ornstein.transition import Given
 
@@ -203,7 +204,7 @@ class Training(Checked):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the network's arithmetic; weights and kernels keep theirs."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the training step; auto is on for CUDA."""
+    """torch.compile of the training step, and one CUDA graph of it; auto is on for CUDA."""
     objective: Objective = field(default_factory=Objective)
     optimiser: Optimiser = field(default_factory=Optimiser)
     watch: Watch = field(default_factory=Watch)
@@ -225,7 +226,7 @@ class Training(Checked):
 
     def compiled_on(self, device: torch.device) -> bool:
         """Whether the step is compiled on this device."""
-        return self.compile == "on" or (self.compile == "auto" and device.type == "cuda")
+        return wanted(self.compile, device)
 
 
 # ---------------------------------------------------------------- checks
