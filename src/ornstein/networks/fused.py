@@ -201,15 +201,16 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _through(  # type: ignore[no-untyped-def]
-        d, v, half, b, at, low, high, scale, threshold,
+        d, v, half, b, at, low, high, threshold,
         SILU: tl.constexpr, DROP: tl.constexpr, FAST: tl.constexpr,
     ):  # fmt: skip
+        # back to the normalised image, up to the factor `through` of the caller
         if DROP:
-            d = tl.where(_keep(at, low, high, threshold), d * scale, 0.0)
-        if SILU:  # half of silu′(2z) is ½(1 + t)(1 + z(1 − t)), t = tanh z
+            d = tl.where(_keep(at, low, high, threshold), d, 0.0)
+        if SILU:  # silu′(2z) is ½(1 + t)(1 + z(1 − t)), t = tanh z
             z = v * half[None, :] + b[None, :]
             t = _tanh(z, FAST)
-            d = (d + d * t) * (0.5 + (0.5 * z) * (1.0 - t))
+            d = (d + d * t) * (1.0 + z * (1.0 - t))
         return d
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -235,9 +236,13 @@ if triton is not None:
         centre = -tl.load(mean + group, mask=inside, other=0.0)
         if SHIFT:
             centre += tl.load(shift + n * C + c, mask=inside, other=0.0).to(tl.float32)
+        centre = centre * r  # x̂ = r x + centre
         g = tl.load(gamma + c, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(beta + c, mask=inside, other=0.0).to(tl.float32) * 0.5
         half = g * 0.5
+        through = 0.5 if SILU else 1.0  # what sums of dz are to be multiplied by
+        if DROP:
+            through = through * scale
         low = tl.zeros([], tl.uint32)
         high = tl.zeros([], tl.uint32)
         if DROP:
@@ -249,33 +254,34 @@ if triton is not None:
         for start in tl.range(0, P, PB, num_stages=STAGES):
             p = start + tl.arange(0, PB)
             at = p[:, None] * C + c[None, :]
-            v = (_read(x, at, p, inside, P, EVEN) + centre[None, :]) * r[None, :]
+            v = _read(x, at, p, inside, P, EVEN) * r[None, :] + centre[None, :]
             d = _read(grad, at, p, inside, P, EVEN)
-            d = _through(d, v, half, b, at, low, high, scale, threshold, SILU, DROP, FAST)
+            d = _through(d, v, half, b, at, low, high, threshold, SILU, DROP, FAST)
             plain += d
             along += d * v
             if SHIFT:
                 if not EVEN:
                     v = tl.where((p < P)[:, None] & inside[None, :], v, 0.0)
                 total += v
-        flat, tilt = tl.sum(plain, 0), tl.sum(along, 0)
+        flat, tilt = tl.sum(plain, 0) * through, tl.sum(along, 0) * through
         tl.store(dgamma + n * C + c, tilt, mask=inside)
         tl.store(dbeta + n * C + c, flat, mask=inside)
         count = CG * P
         flats = tl.sum(tl.where(member, (g * flat)[:, None], 0.0), 0) / count
         tilts = tl.sum(tl.where(member, (g * tilt)[:, None], 0.0), 0) / count
-        flat_c = tl.sum(tl.where(member, flats[None, :], 0.0), 1)
-        tilt_c = tl.sum(tl.where(member, tilts[None, :], 0.0), 1)
+        flat_c = tl.sum(tl.where(member, flats[None, :], 0.0), 1) * r
+        tilt_c = tl.sum(tl.where(member, tilts[None, :], 0.0), 1) * r
         if SHIFT:
-            back = r * (g * flat - P * flat_c - tl.sum(total, 0) * tilt_c)
+            back = r * g * flat - P * flat_c - tl.sum(total, 0) * tilt_c
             tl.store(dshift + n * C + c, back, mask=inside)
+        g = g * r * through
         for start in tl.range(0, P, PB, num_stages=STAGES):
             p = start + tl.arange(0, PB)
             at = p[:, None] * C + c[None, :]
-            v = (_read(x, at, p, inside, P, EVEN) + centre[None, :]) * r[None, :]
+            v = _read(x, at, p, inside, P, EVEN) * r[None, :] + centre[None, :]
             d = _read(grad, at, p, inside, P, EVEN)
-            d = _through(d, v, half, b, at, low, high, scale, threshold, SILU, DROP, FAST)
-            d = r[None, :] * (g[None, :] * d - flat_c[None, :] - v * tilt_c[None, :])
+            d = _through(d, v, half, b, at, low, high, threshold, SILU, DROP, FAST)
+            d = d * g[None, :] - flat_c[None, :] - v * tilt_c[None, :]
             if EVEN:
                 tl.store(dx + at, d)
             else:
