@@ -93,7 +93,8 @@ class Stream:
         if self.x.device == self.device:
             return torch.index_select(self.x, 0, rows, out=out)
         if self.x.device.type != "cpu" or self.device.type != "cuda":
-            return self.x.index_select(0, rows).to(self.device)
+            moved = self.x.index_select(0, rows).to(self.device)
+            return moved if out is None else out.copy_(moved)
         # torch keeps pinned memory until the copy is over, then uses it again
         batch = torch.empty((len(rows), *self.x.shape[1:]), dtype=self.x.dtype, pin_memory=True)
         torch.index_select(self.x, 0, rows, out=batch)

@@ -42,7 +42,9 @@ def operator(schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> 
 
     It has no gradient: callers see to it that none is wanted.
     """
-    _operators.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     name = schema.split("(")[0]
+    if hasattr(torch.ops.ornstein, name):  # imported anew: torch keeps the first
+        return
+    _operators.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _operators.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"ornstein::{name}", like, lib=_operators)

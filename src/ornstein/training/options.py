@@ -223,10 +223,15 @@ class Training(Checked):
                 )
         _among(self, "precision", ("float32", "bfloat16"))
         _among(self, "compile", ("auto", "on", "off"))
+        if self.compile == "on" and self.objective.objective == "mism":
+            raise ValueError(
+                "compile='on' with objective='mism', which takes derivatives of derivatives; "
+                "torch.compile has none. Expected compile='off' or 'auto'."
+            )
 
     def compiled_on(self, device: torch.device) -> bool:
         """Whether the step is compiled on this device."""
-        return wanted(self.compile, device)
+        return self.objective.objective != "mism" and wanted(self.compile, device)
 
 
 # ---------------------------------------------------------------- checks

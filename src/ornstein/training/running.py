@@ -59,7 +59,13 @@ class Runner:
 
     def step(self) -> Tensor:
         """The next step of the optimiser: (8,) float64, nothing of it read from the device."""
-        if self.update is None and usable(self.state.optimiser):
+        if self.device.type != "cuda":
+            return self._step()
+        with torch.cuda.device(self.device):  # where kernels are launched and graphs captured
+            return self._step()
+
+    def _step(self) -> Tensor:
+        if self.update is None and self.compiled and usable(self.state.optimiser):
             self.update = Update(self.state.optimiser, self.average, self.training.optimiser)
         self._look_at_panels()
         if self._capture and self.graph is None and self._warm >= WARM:
@@ -144,10 +150,12 @@ class Runner:
             self.graph, self._warm = None, 0
 
     def _try_to_capture(self) -> None:
+        now = torch.cuda.current_stream(self.device)
         try:
             self.graph = Graph(self)
         except RuntimeError as error:  # what torch raises for an operation that can't be captured
             self._capture = False
+            torch.cuda.set_stream(now)  # a capture that fails leaves its own behind
             torch.cuda.synchronize(self.device)
             warnings.warn(
                 f"the step can't be captured in a CUDA graph ({str(error).splitlines()[0]}); it "
@@ -179,7 +187,8 @@ class Graph:
         self.first = torch.zeros((), dtype=torch.int64, device=device)
         self.numbers = torch.zeros(5, dtype=torch.float64, device=device)
         process = runner.loss.model.process
-        self.held = dict(vars(process))  # tables that a new plan would let go
+        # tables and buffers that a new plan, or loading other numbers, would let go
+        self.held = dict(vars(process)), list(runner.loss.buffers())
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the first steps took: a graph has memory of its own

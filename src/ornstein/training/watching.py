@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ornstein.compiling import Compile
 from ornstein.data import Dataset
 from ornstein.diffusion import Diffusion
 from ornstein.evaluation import Evaluation, evaluate
@@ -50,6 +51,10 @@ class Watcher:
             if self._due(watch.quality_every):
                 step = replace(step, quality=self._quality(step.number))
         return step, valid and state.best is not None and state.best["step"] == step.number
+
+    def _compile(self) -> Compile:
+        """Of a look: never where the run is told not to, and else only where it is worth it."""
+        return "off" if self.training.compile == "off" else "auto"
 
     def _due(self, every: int) -> bool:
         """Whether something that is done every so many steps, and after the last, is due."""
@@ -96,6 +101,7 @@ class Watcher:
             batch_size=max(256, self.training.batch),
             seed=self.training.seed,
             quiet=True,
+            compile=self._compile(),
         )
         best = self.state.best
         if best is None or found.bits_per_dim < best["bits_per_dim"]:
@@ -127,6 +133,7 @@ class Watcher:
                 seed=self.training.seed,
                 shape=self.data.shape,
                 batch_size=max(64, self.training.batch),
+                compile=self._compile(),
             )
         except ValueError as error:  # pictures are no reason to stop a run
             warnings.warn(f"no samples at step {self.state.step}: {error}", stacklevel=2)
@@ -143,6 +150,7 @@ class Watcher:
                 seed=self.training.seed,
                 shape=self.data.shape,
                 batch_size=max(256, self.training.batch),
+                compile=self._compile(),
             )
             if not self.keeper.first_process:
                 return None
