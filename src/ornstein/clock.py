@@ -85,7 +85,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class Table:
-    """What all times share; the last four are for the gradient."""
+    """What all times share."""
 
     width: Tensor  # ()
     X: Tensor  # (degree + 1, K, K)

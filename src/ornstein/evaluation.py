@@ -255,7 +255,7 @@ class Work:
     def hasten(self, source: Source, compile: Compile, precision: Precision) -> None:
         """Let the network be compiled and captured, as asked for."""
         network, where, size = self.model.network, self.model.process.device, self.batch_size
-        rows = None
+        rows = 0  # of a loader nobody knows
         if isinstance(source.data, Tensor):
             rows = len(source.data[: source.limit]) * self.draws
         self.quick = compiling.quick(network, size, where, compile, precision, rows)

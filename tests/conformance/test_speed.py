@@ -114,3 +114,23 @@ def test_imported_anew() -> None:
     assert found.returncode == 0, found.stderr
     wanted = ornstein.vpsde().transition(0.5).logsnr.item()
     assert float(found.stdout) == wanted
+
+
+def test_a_step_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed as it is, with a warning, and nothing is lost."""
+    compile_ = torch.compile
+
+    def broken(graph: object, inputs: object) -> object:
+        raise RuntimeError("no C compiler was found")
+
+    def losses(how: Any) -> list[float]:
+        torch.manual_seed(0)
+        network = ornstein.networks.MLP((2,), width=8, dropout=0.1)
+        model = ornstein.ScoreModel(network, ornstein.vpsde(), ornstein.Continuous())
+        x = torch.randn(32, 2)
+        return [step.loss for step in ornstein.fit(model, x, Training(3, 8, compile=how))]
+
+    wanted = losses("off")
+    monkeypatch.setattr(torch, "compile", lambda loss: compile_(loss, backend=broken))
+    with pytest.warns(UserWarning, match=r"can't be compiled.*going on without.*--compile off"):
+        assert losses("on") == wanted

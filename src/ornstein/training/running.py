@@ -67,14 +67,34 @@ class Runner:
     def _step(self) -> Tensor:
         if self.update is None and self.compiled and usable(self.state.optimiser):
             self.update = Update(self.state.optimiser, self.average, self.training.optimiser)
+            self.state.by_kernels = True
         self._look_at_panels()
         if self._capture and self.graph is None and self._warm >= WARM:
             self._try_to_capture()
         if self.graph is not None:
             return self.graph.replay(self)
+        try:
+            with self._aside():
+                found = self._plain()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if self._warm or not self.compiled:
+                raise
+            self._go_on_without(error)
+            found = self._plain()
         self._warm += 1
-        with self._aside():
-            return self._plain()
+        return found
+
+    def _go_on_without(self, error: Exception) -> None:
+        """A loss that can't be compiled is computed as it is; nothing has been done with it yet."""
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        warnings.warn(
+            f"the step can't be compiled ({reason}); going on without. --compile off says so "
+            "beforehand.",
+            stacklevel=2,
+        )
+        self.call = getattr(self.call, "_orig_mod", self.call)
+        self.update, self.state.by_kernels = None, False
+        self.compiled = self._capture = False
 
     def _plain(self) -> Tensor:
         """A step, one operation at a time."""
@@ -144,9 +164,8 @@ class Runner:
         process, done = self.loss.model.process, self.state.step
         if not (self.compiled and process.learned and done and done % REPLAN == 0):
             return
-        before = process.plan()
         process.replan()
-        if not torch.equal(before, process.plan()):
+        if self.graph is not None and not torch.equal(self.graph.plan, process.plan()):
             self.graph, self._warm = None, 0
 
     def _try_to_capture(self) -> None:
@@ -189,6 +208,7 @@ class Graph:
         process = runner.loss.model.process
         # tables and buffers that a new plan, or loading other numbers, would let go
         self.held = dict(vars(process)), list(runner.loss.buffers())
+        self.plan = process.plan()
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the first steps took: a graph has memory of its own

@@ -43,6 +43,7 @@ class State:
         device = self.model.process.device
         self.last = torch.zeros(len(VALUES), dtype=torch.float64, device=device)
         self.sums = torch.zeros(len(VALUES) + 2, dtype=torch.float64)  # of the steps that were read
+        self.by_kernels = False  # whether Adam's are ours
         self.count = 0  # steps in `sums`
         self._window, self._window_count = self.sums.new_zeros(()), 0
         self.recent = math.nan
@@ -202,7 +203,7 @@ class State:
             for moment in MOMENTS:
                 if moment in moments:
                     found[f"{moment}.{name}"] = moments[moment]
-            if moments:  # kernels take it from the host, and don't keep count
+            if moments and self.by_kernels:  # which take it from the host, and don't keep count
                 found[f"step.{name}"] = torch.full_like(moments["step"], float(self.step))
         found["sums"], found["plan"] = self.sums, self.model.process.plan()
         found["window"], found["last"] = self._window, self.last

@@ -18,19 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ornstein.gpu import triton
 from ornstein.training.average import Average
 from ornstein.training.options import Optimiser
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no Triton: CPU builds, other platforms
-    triton = None
 
 BLOCK = 4096  # numbers of a program
 KINDS = (torch.float32, torch.float64)
 
 if triton is not None:
+    import triton.language as tl
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _place(pointer, at, kind: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -52,7 +48,8 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _adam(  # type: ignore[no-untyped-def]
         pointers, gradients, sizes, owner, first, norm, numbers, count,
-        most, beta1, beta2, eps, decay,
+        most,
+        beta1: tl.constexpr, beta2: tl.constexpr, eps: tl.constexpr, decay: tl.constexpr,
         RATE: tl.constexpr, WIDE: tl.constexpr, APART: tl.constexpr, MEAN: tl.constexpr,
         BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     ):  # fmt: skip
