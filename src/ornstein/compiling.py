@@ -34,6 +34,7 @@ M = TypeVar("M", bound=nn.Module)
 MESSAGE = "compiling the network, a minute or two the first time (--compile off starts at once)"
 
 WORTH = 200_000  # examples through the network from which "auto" takes the time to compile
+MOST_NETWORKS = 64  # that one process compiles
 MOST_GRAPHS = 4  # of one function; each has memory of its own shapes
 WARM = 2  # calls before a capture, in which libraries set themselves up
 FEW = 16  # examples by which memory is measured
@@ -62,6 +63,17 @@ def _has_triton(device: torch.device) -> bool:
     if device.type != "cuda" or gpu.triton is None:
         return False
     return torch.cuda.get_device_capability(device) >= (7, 0)
+
+
+def ready() -> None:
+    """Before something is compiled: where kernels are kept, and how many networks there may be.
+
+    torch compiles a function for eight kinds of input and then, silently, no more; all losses, and
+    all networks that are asked, are one function.
+    """
+    cache()
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, MOST_NETWORKS)
 
 
 def cache() -> Path | None:
@@ -122,7 +134,7 @@ class Compiled:
     """A function of a module and tensors by torch.compile; as it is, where that fails."""
 
     def __init__(self, function: Callable[..., Tensors]) -> None:
-        cache()
+        ready()
         self.function = function
         self._compiled: Callable[..., Tensors] | None = torch.compile(function, dynamic=False)
 
@@ -137,7 +149,7 @@ class Compiled:
             found = self.function(*inputs)  # a mistake of the function's own is raised here
             self._compiled = None
             warnings.warn(
-                f"the network can't be compiled ({_first_line(error)}); going on without. "
+                f"the network can't be compiled ({first_line(error)}); going on without. "
                 "Use compile='off' (--compile off) not to try.",
                 stacklevel=2,
             )
@@ -197,7 +209,7 @@ class Captured:
         try:
             with torch.cuda.stream(side):
                 for number in range(self.warm):
-                    with _waiting_refused(number > 0):  # a capture that fails leaves more behind
+                    with waiting_refused(number > 0):  # a capture that fails leaves more behind
                         self.function(*static)
             here.wait_stream(side)
             warm = True
@@ -212,7 +224,7 @@ class Captured:
             self.possible = False
             self.graphs.clear()
             warnings.warn(
-                f"no CUDA graph could be captured ({_first_line(error)}); going on without, which "
+                f"no CUDA graph could be captured ({first_line(error)}); going on without, which "
                 "is slower for small networks.",
                 stacklevel=3,
             )
@@ -328,7 +340,7 @@ def batch_within(free: float, each: float, most: int) -> int:
 
 
 @contextlib.contextmanager
-def _waiting_refused(on: bool) -> Iterator[None]:
+def waiting_refused(on: bool) -> Iterator[None]:
     """What would wait for the device raises an error."""
     before = torch.cuda.get_sync_debug_mode()
     if on:
@@ -344,6 +356,6 @@ def _busy() -> bool:
     return torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing()
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -185,6 +185,9 @@ def test_update_is_torchs_adam(kind: str, clip: float, monkeypatch: pytest.Monke
         assert norms.tolist() == pytest.approx([float(t) for t in truth], rel=1e-6)
     for p, twin in zip([*every, *means], [*twins, *wanted], strict=True):
         assert relative(p, twin) < 1e-6
+    for p, twin in zip(every, twins, strict=True):
+        for moment in ("exp_avg", "exp_avg_sq"):  # where a rounded β would show
+            assert relative(ours.state[p][moment], theirs.state[twin][moment]) < 2e-6
 
 
 def _optimiser(kind: str, options: Any, network: Any, process: Any) -> torch.optim.Optimizer:

@@ -96,6 +96,7 @@ def wrapped(loss: nn.Module, device: torch.device, unused: bool) -> nn.Module:
 
 def unsynchronised(loss: nn.Module, wanted: bool) -> contextlib.AbstractContextManager[None]:
     """Gradients stay with their process for now: all parts of a step but the last."""
-    if wanted and isinstance(loss, nn.parallel.DistributedDataParallel):
-        return loss.no_sync()
+    inside = getattr(loss, "_orig_mod", loss)  # where it is compiled
+    if wanted and isinstance(inside, nn.parallel.DistributedDataParallel):
+        return inside.no_sync()
     return contextlib.nullcontext()

@@ -86,22 +86,20 @@ class Runner:
 
     def _go_on_without(self, error: Exception) -> None:
         """A loss that can't be compiled is computed as it is; nothing has been done with it yet."""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(
-            f"the step can't be compiled ({reason}); going on without. --compile off says so "
-            "beforehand.",
+            f"the step can't be compiled ({compiling.first_line(error)}); going on without. "
+            "--compile off says so beforehand.",
             stacklevel=2,
         )
         self.call = getattr(self.call, "_orig_mod", self.call)
-        self.update, self.state.by_kernels = None, False
-        self.compiled = self._capture = False
+        self.state.count_for_torch()
+        self.update, self.compiled, self._capture = None, False, False
 
     def _plain(self) -> Tensor:
         """A step, one operation at a time."""
         numbers = self.state.numbers()
-        first = self.first()
-        x = self.stream.rows(first, self.count)
-        values = self.gradients(x, torch.full((), first, device=self.device))
+        x = self.stream.rows(self.first(), self.count)
+        values = self.gradients(x, self.place())
         if self.update is None:
             norms = self.state.clip_and_step(numbers)
             self.average.update(numbers.part)
@@ -120,6 +118,10 @@ class Runner:
     def first(self) -> int:
         """The place of the first of them in the stream."""
         return self.state.step * self.training.batch + self.rank * self.count
+
+    def place(self) -> Tensor:
+        """That place, on the device: ()."""
+        return torch.full((), self.first(), device=self.device)
 
     def listed(self, numbers: Numbers) -> Tensor:
         """What changes from step to step, on the device: (5,) float64."""
@@ -145,7 +147,7 @@ class Runner:
         """The loss, shared over processes and compiled as asked for."""
         loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
         if self.compiled:
-            compiling.cache()
+            compiling.ready()
             loss = torch.compile(loss)  # type: ignore[assignment]
         return loss
 
@@ -169,15 +171,21 @@ class Runner:
             self.graph, self._warm = None, 0
 
     def _try_to_capture(self) -> None:
-        now = torch.cuda.current_stream(self.device)
+        now, seed = torch.cuda.current_stream(self.device), torch.initial_seed()
         try:
+            # first without capturing: a capture that fails leaves torch's generator unusable
+            x, place = self.stream.rows(self.first(), self.count), self.place()
+            with self._aside(), compiling.waiting_refused(True):
+                self.gradients(x, place)
+            torch.manual_seed(seed)
             self.graph = Graph(self)
         except RuntimeError as error:  # what torch raises for an operation that can't be captured
             self._capture = False
-            torch.cuda.set_stream(now)  # a capture that fails leaves its own behind
+            torch.cuda.set_stream(now)  # which a failed capture does not do
             torch.cuda.synchronize(self.device)
+            torch.manual_seed(seed)
             warnings.warn(
-                f"the step can't be captured in a CUDA graph ({str(error).splitlines()[0]}); it "
+                f"the step can't be captured in a CUDA graph ({compiling.first_line(error)}); it "
                 "goes on one launch at a time, with the same numbers.",
                 stacklevel=2,
             )

@@ -90,6 +90,13 @@ class State:
         optimiser.step()
         return torch.stack([norm.detach().to(torch.float64) for norm in norms])
 
+    def count_for_torch(self) -> None:
+        """Let torch's Adam go on where the kernels were, which don't keep count."""
+        if self.by_kernels:
+            for moments in self.optimiser.state.values():
+                moments["step"].fill_(float(self.step))
+        self.by_kernels = False
+
     def rate(self, step: int) -> float:
         """The first learning rate, the network's if it is trained, at a step."""
         return self.rates[0] * self.training.optimiser.factor(step, self.training.steps)
