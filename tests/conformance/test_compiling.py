@@ -310,7 +310,7 @@ def test_even_batches(n: int, most: int) -> None:
     assert 1 <= size <= most
     count = -(-n // most)
     assert count * size >= n  # no more batches than with the largest
-    assert size - -(-n // max(count, 1)) < EVEN
+    assert size - -(-max(n, 1) // max(count, 1)) < EVEN
 
 
 # ---------------------------------------------------------------- samples
