@@ -394,7 +394,9 @@ def about_speed() -> str:
     files = (RESULTS / f"speed-{where}.json" for where in ("h200", "cpu"))
     gpu, cpu = (Figures.read(path) if path.exists() else None for path in files)
     text = (ROOT / "docs" / "speed.md").read_text()
-    return speed_page.filled(text, gpu, cpu, ROOT / "docs" / "images" / "roofline.png")
+    before = json.loads((RESULTS / "checkouts-cpu.json").read_text())
+    picture = ROOT / "docs" / "images" / "roofline.png"
+    return speed_page.filled(text, gpu, cpu, picture, before)
 
 
 # ---------------------------------------------------------------- docs/bits-per-dim.md

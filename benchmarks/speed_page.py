@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.way_page import PLACE, tabled
 from ornstein.bench import Figures, Part
 
 PARTS = ("step", "rest", "learned", "kernel", "sampling", "scaling")
-NAMES = ("limits", *PARTS, "roofline", "cpu", "where")
+NAMES = ("limits", *PARTS, "roofline", "cpu", "before", "where")
 MISSING = "Not measured yet."
 
 
@@ -60,9 +61,30 @@ def where(found: Figures) -> str:
     )
 
 
-def lines(name: str, gpu: Figures | None, cpu: Figures | None, picture: Path) -> Iterable[str]:
+def against(before: dict[str, Any]) -> str:
+    """The step of the quick start, in two states of this repository."""
+    cases = [
+        f"{found['this / other']:.2f} ({name})" for name, found in before.items() if "," in name
+    ]
+    p = before["provenance"]
+    return (
+        f"A training step of the quick start takes {' and '.join(cases)} times as long as it did "
+        f"at commit {before['other']}, before this page. (`python -m benchmarks.checkouts`; "
+        f"PyTorch {p['torch']}, {p['date']}, commit {p['commit']})"
+    )
+
+
+def lines(
+    name: str,
+    gpu: Figures | None,
+    cpu: Figures | None,
+    picture: Path,
+    before: dict[str, Any] | None,
+) -> Iterable[str]:
     """What stands in one place."""
-    if name == "cpu":
+    if name == "before":
+        yield MISSING if before is None else against(before)
+    elif name == "cpu":
         if cpu is None:
             yield MISSING
             return
@@ -83,11 +105,17 @@ def lines(name: str, gpu: Figures | None, cpu: Figures | None, picture: Path) ->
         yield MISSING
 
 
-def filled(text: str, gpu: Figures | None, cpu: Figures | None, picture: Path) -> str:
+def filled(
+    text: str,
+    gpu: Figures | None,
+    cpu: Figures | None,
+    picture: Path,
+    before: dict[str, Any] | None = None,
+) -> str:
     """The page with its figures renewed."""
 
     def renew(found: re.Match[str]) -> str:
-        shown = "".join(f"{line}\n" for line in lines(found[2], gpu, cpu, picture))
+        shown = "".join(f"{line}\n" for line in lines(found[2], gpu, cpu, picture, before))
         return found[1] + shown.rstrip("\n") + "\n" + found[3]
 
     return PLACE.sub(renew, text)
