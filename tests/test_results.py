@@ -54,7 +54,9 @@ def test_figures_about_speed(tmp_path: page.Path) -> None:
     assert "| ours | 20 | 6,400 | 200 | 1 |\n| theirs | 50 | 2,560 | 80 | 2.5 |" in shown
     assert "| fast | 1.2 | ≤ 1.05 | **no** |\n| often | 250 | ≥ 200 | yes |" in shown
     assert "(a note)" in shown and "(a GPU, PyTorch 2, Python 3; 2026-01-01, commit" in shown
-    assert shown.count(speed_page.MISSING) == 8  # five parts, the picture, the CPU, the state before
+    assert (
+        shown.count(speed_page.MISSING) == 8
+    )  # five parts, the picture, the CPU, the state before
     assert speed_page.filled(shown, found, None, tmp_path / "none.png") == shown
 
 

@@ -188,11 +188,16 @@ def semidefinite_factor(matrix: Tensor) -> Tensor:
 def lower_solve(L: Tensor, right: Tensor, turned: bool = False) -> Tensor:
     """L⁻¹ right, or L⁻ᵀ right if `turned`, for a lower triangular L: (..., K, M).
 
-    Written out where it is compiled, so that it becomes part of what surrounds it.
+    Written out where it is compiled for a GPU, so that it becomes part of what surrounds it.
     """
+    if L.is_cuda and L.shape[-1] <= WRITTEN_OUT and torch.compiler.is_compiling():
+        return written_out(L, right, turned)
+    return torch.linalg.solve_triangular(L.mT if turned else L, right, upper=turned)
+
+
+def written_out(L: Tensor, right: Tensor, turned: bool) -> Tensor:
+    """The same row by row."""
     K = L.shape[-1]
-    if K > WRITTEN_OUT or not torch.compiler.is_compiling():
-        return torch.linalg.solve_triangular(L.mT if turned else L, right, upper=turned)
     known: dict[int, Tensor] = {}
     for i in reversed(range(K)) if turned else range(K):
         row = right[..., i, :]

@@ -74,7 +74,7 @@ def test_all_of_it_at_a_glance(tmp_path: Path, said: Said) -> None:
     found = read(file)
     assert list(found["parts"]) == list(PARTS)
     step = found["parts"]["step"]["tables"][0]
-    assert step["title"] == "training step, 0.2 M U-Net, digits, batch 16"
+    assert step["title"] == "training step, 0.2 M U-Net, digits, K = 2, joint, batch 16"
     ours, stock = step["lines"]
     assert stock["name"] == f"{stock_name()}, eager" and 0.1 < stock["ratio"] < 10
     assert ours["flops"] == pytest.approx(stock["flops"], rel=0.05)
