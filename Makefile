@@ -4,13 +4,16 @@ PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 BIN := .venv/bin
 
-.PHONY: quickstart test test-quick lint format bench clean
+.PHONY: quickstart test test-long test-quick lint format bench clean
 
 quickstart: .venv/.core  ## look at every preset: a table, and pictures in runs/quickstart
 	$(BIN)/ornstein quickstart
 
 test: lint  ## lint, types and all tests, the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+test-long: .venv/.test  ## generated code for many more processes and bounds: half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 test-quick: .venv/.test  ## the tests without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal

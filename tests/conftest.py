@@ -9,18 +9,19 @@ torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker."""
+    """Name the markers."""
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
+    config.addinivalue_line("markers", "long: more of what slow tests do; run with -m long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests out unless an expression of markers was given."""
-    if config.getoption("-m"):
-        return
-    skip = pytest.mark.skip(reason="slow: run with -m slow")
+    """Leave slow tests out unless an expression of markers was given, long ones unless named."""
+    asked = config.getoption("-m")
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        if "long" in item.keywords and "long" not in asked:
+            item.add_marker(pytest.mark.skip(reason="long: run with -m long"))
+        elif "slow" in item.keywords and not asked:
+            item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
 
 
 @pytest.fixture(autouse=True)

@@ -82,10 +82,16 @@ def test_compiled() -> None:
         assert bool(torch.isnan(fused[3]).all())
 
 
-@pytest.mark.slow
+KINDS = ("cld", "learned-2-full", "learned-separate-rates", "constant-against-linear", "vesde")
+
+
 @pytest.mark.parametrize("given", ["x", "state"])
 @pytest.mark.parametrize(
-    "name", ["cld", "learned-2-full", "learned-separate-rates", "constant-against-linear", "vesde"]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow if n in KINDS[:1] else pytest.mark.long])
+        for n in KINDS
+    ],
 )
 def test_compiled_at_length(name: str, given: str) -> None:
     """Generated code for every kind: fixed, learned, learned rates, two clocks, general."""
