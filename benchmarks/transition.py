@@ -23,6 +23,7 @@ from torch import Tensor
 
 import ornstein
 from ornstein import gpu
+from ornstein.bench.kernels import by_hand, sampled_by_hand
 from ornstein.clock import Clock
 from ornstein.gpu import noise
 from ornstein.provenance import provenance
@@ -32,41 +33,6 @@ Work = Callable[[], object]
 
 
 # ---------------------------------------------------------------------------------- the rivals
-
-
-def hand_derived_cld(s: Tensor, mass: float = 0.25, v0: float = 0.01) -> tuple[Tensor, Tensor]:
-    """CLD at critical damping under `Linear(0.1, 20)`, by hand: response (B, 2), factor (B, 2, 2).
-
-    A has the double eigenvalue −1/√M =: −w, so Φ = e^(−wτ)(I + τ(A + wI)), and
-    Σ = diag(1, M) + Φ(diag(0, v₀) − diag(1, M))Φᵀ is written out entry by entry.
-    """
-    tau = s * (0.1 + 9.95 * s)
-    w = mass**-0.5
-    decay = torch.exp(-w * tau)
-    zz, zv = decay * (1 + w * tau), decay * tau / mass
-    vz, vv = -decay * tau, decay * (1 - w * tau)
-    gap = v0 - mass
-    c_zz = 1 - zz * zz + gap * zv * zv
-    c_zv = -zz * vz + gap * zv * vv
-    c_vv = mass - vz * vz + gap * vv * vv
-    l_zz = c_zz.sqrt()
-    l_vz = c_zv / l_zz
-    l_vv = (c_vv - l_vz * l_vz).sqrt()
-    zero = torch.zeros_like(l_zz)
-    factor = torch.stack([l_zz, zero, l_vz, l_vv], -1).reshape(-1, 2, 2)
-    return torch.stack([zz, vz], -1), factor
-
-
-def hand_sample(s: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """y and ε as one writes them for two variables."""
-    response, factor = hand_derived_cld(s)
-    noise = torch.randn(x.shape[0], 2, *x.shape[1:], dtype=x.dtype, device=x.device)
-    view = (-1,) + (1,) * (x.dim() - 1)
-    r, f = response.to(x.dtype), factor.to(x.dtype)
-    z = r[:, 0].view(view) * x + f[:, 0, 0].view(view) * noise[:, 0]
-    v = r[:, 1].view(view) * x + f[:, 1, 0].view(view) * noise[:, 0]
-    v = v + f[:, 1, 1].view(view) * noise[:, 1]
-    return torch.stack([z, v], 1), noise
 
 
 def textbook(process: ornstein.Diffusion, s: Tensor, given: str = "x") -> tuple[Tensor, Tensor]:
@@ -173,7 +139,7 @@ def race_hand_derived(device: torch.device, rounds: int, batch: int = 256) -> di
     cuda = device.type == "cuda"
     process, s = ornstein.cld().to(device), times_for(batch, device)
     x = torch.randn(batch, *CIFAR, device=device)
-    response, factor = hand_derived_cld(s)
+    response, factor = by_hand(s)
     kernel = process.transition(s)
     worst = max(
         float((kernel.response - response).abs().max()),
@@ -183,14 +149,14 @@ def race_hand_derived(device: torch.device, rounds: int, batch: int = 256) -> di
         raise ValueError(f"the hand-derived kernel differs by {worst:g}; expected < 1e-8.")
     works: dict[str, Work] = {
         "automatic": lambda: process.transition(s).sample(x),
-        "hand-derived": lambda: hand_sample(s, x),
+        "hand-derived": lambda: sampled_by_hand(s, x),
     }
     if cuda:
         torch._dynamo.reset()
         compiled = torch.compile(lambda s, x: process.transition(s).sample(x), fullgraph=True)
-        by_hand = torch.compile(hand_sample, fullgraph=True)
+        compiled_by_hand = torch.compile(sampled_by_hand, fullgraph=True)
         works = {"automatic, compiled": lambda: compiled(s, x), **works}
-        works["hand-derived, compiled"] = lambda: by_hand(s, x)
+        works["hand-derived, compiled"] = lambda: compiled_by_hand(s, x)
         # the least that any of them can do: write y, and write y and its noise
         source = torch.randn(2, batch, 2, *CIFAR, device=device)
         out = torch.empty_like(source)
@@ -205,13 +171,13 @@ def race_matrices(device: torch.device, rounds: int, batch: int = 256) -> dict[s
     cuda = device.type == "cuda"
     process, s = ornstein.cld().to(device), times_for(batch, device)
     automatic = kernel_of(process, s)
-    works: dict[str, Work] = {"automatic": automatic, "hand-derived": lambda: hand_derived_cld(s)}
+    works: dict[str, Work] = {"automatic": automatic, "hand-derived": lambda: by_hand(s)}
     if cuda:
         torch._dynamo.reset()
         compiled = torch.compile(automatic, fullgraph=True)
-        by_hand = torch.compile(hand_derived_cld, fullgraph=True)
+        compiled_by_hand = torch.compile(by_hand, fullgraph=True)
         works = {"automatic, compiled": compiled, **works}
-        works["hand-derived, compiled"] = lambda: by_hand(s)
+        works["hand-derived, compiled"] = lambda: compiled_by_hand(s)
         works = {name: captured(work) for name, work in works.items()}
     return race(works, cuda, rounds)
 

@@ -136,15 +136,7 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    x: Tensor,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    seed: Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-    drop: float,
+    x: Tensor, shift: object, weight: object, bias: object, seed: object, groups: int, *_: object
 ) -> Statistics:
     mean = torch.empty((x.shape[0], groups), dtype=torch.float32, device=x.device)
     return torch.empty_like(x, memory_format=torch.channels_last), mean, torch.empty_like(mean)
@@ -181,19 +173,7 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    shift: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    seed: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    groups: int,
-    silu: bool,
-    drop: float,
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     parts = torch.empty((3, *x.shape[:2]), dtype=torch.float32, device=x.device)
     return torch.empty_like(x, memory_format=torch.channels_last), parts
 
