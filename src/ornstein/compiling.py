@@ -214,7 +214,7 @@ class Captured:
             here.wait_stream(side)
             warm = True
             # other threads may use the device meanwhile, to load data for one
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capturing(graph, capture_error_mode="thread_local"):
                 outputs = self.function(*static)
         except Exception as error:
             torch.cuda.set_stream(here)  # where a failed capture does not come back to
@@ -232,6 +232,21 @@ class Captured:
         return Graph(graph, static, outputs)
 
 
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+    """Record into a graph that has workspaces of its own.
+
+    torch keeps one of cuBLAS for every stream, wherever it was first wanted: inside a graph, that
+    graph's memory. The next graph would use it too, and read what is gone after the first.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class Quick(nn.Module):
     """A network that is asked in batches of `size` examples, whatever it is given.
 
@@ -245,8 +260,7 @@ class Quick(nn.Module):
         super().__init__()
         self.network, self.size, self.narrow = network, size, narrow
         self.fixed = compile or capture
-        self._asked = Compiled(_ask) if compile else _ask
-        self._call = Captured(self._once, possible=capture)
+        self._call = Captured(_once(network, compile, narrow), possible=capture)
         self.training = False
 
     def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
@@ -275,9 +289,6 @@ class Quick(nn.Module):
         form = torch.channels_last if images else torch.contiguous_format
         return self._call(x.contiguous(memory_format=form), logsnr.contiguous())[0][:count]
 
-    def _once(self, x: Tensor, logsnr: Tensor) -> Tensors:
-        return self._asked(self.network, self.narrow, x, logsnr)
-
 
 def _ask(network: nn.Module, narrow: bool, x: Tensor, logsnr: Tensor) -> Tensors:
     """One function for all networks, so that what was compiled for one serves its copies."""
@@ -286,6 +297,16 @@ def _ask(network: nn.Module, narrow: bool, x: Tensor, logsnr: Tensor) -> Tensors
     # without its cache of cast weights, which a graph would find gone
     with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
         return (network(x, logsnr),)
+
+
+def _once(network: nn.Module, compile: bool, narrow: bool) -> Callable[..., Tensors]:
+    """What a graph captures; it knows nothing of its owner, whose memory goes when it does."""
+    asked = Compiled(_ask) if compile else _ask
+
+    def once(x: Tensor, logsnr: Tensor) -> Tensors:
+        return asked(network, narrow, x, logsnr)
+
+    return once
 
 
 def quick(

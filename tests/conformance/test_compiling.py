@@ -7,8 +7,10 @@ guarded and filled up it is all the same. One with the real compiler is slow.
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -440,3 +442,17 @@ def test_the_real_compiler() -> None:
     bits = [evaluate(model, x, quiet=True, compile=how) for how in ("off", "on")]  # type: ignore[arg-type]
     assert abs(bits[0].bits_per_dim - bits[1].bits_per_dim) <= 1e-5
     assert float((bits[0].per_example - bits[1].per_example).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("compile_", [False, True])
+def test_a_quick_network_goes_at_once(compile_: bool) -> None:
+    """With the memory of its graphs: nothing waits for the garbage collector."""
+    network = MLP((3,), width=8)
+    quick = Quick(network, 4, compile_, capture=True, narrow=False)
+    gone = weakref.ref(quick._call)
+    gc.disable()
+    try:
+        del quick
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ornstein.compiling import capturing
+
 Work = Callable[[], object]
 Tell = Callable[[str], None]
 
@@ -125,7 +127,7 @@ class _Captured:
                 self.work()
         here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             for _ in range(self.calls):
                 self.work()
         return graph

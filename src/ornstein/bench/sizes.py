@@ -178,7 +178,7 @@ def weights(network: nn.Module) -> int:
 
 def tidy(device: torch.device) -> None:
     """Give back what the last race held."""
-    gc.collect()
     torch._dynamo.reset()
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

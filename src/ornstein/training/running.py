@@ -220,7 +220,7 @@ class Graph:
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what the first steps took: a graph has memory of its own
-        with _searching(), torch.cuda.graph(self.graph):
+        with _searching(), compiling.capturing(self.graph):
             values = runner.gradients(self.x, self.first)
             self.row = row(values, update.use(self.numbers))
         update.point()
