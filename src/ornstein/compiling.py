@@ -349,9 +349,15 @@ def largest_batch(run: Callable[[int], object], device: torch.device, most: int)
     before = torch.cuda.memory_allocated(device)
     run(FEW)
     each = max(1, torch.cuda.max_memory_allocated(device) - before) / FEW
-    free = torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return batch_within(free, each, most)
+    return batch_within(_free(device), each, most)
+
+
+def _free(device: torch.device) -> float:
+    """Bytes that torch could still give out, within the share of the GPU that it is allowed."""
+    taken = torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)  # torch 2.8
+    return min(free + torch.cuda.memory_reserved(device) - taken, share(device) * total - taken)
 
 
 def batch_within(free: float, each: float, most: int) -> int:
