@@ -52,6 +52,7 @@ ROOMS = [
     "adapters",
     "training",
     "bench",
+    "reproduce",
     "ornstein",
     "viz",
     "cli",
@@ -70,6 +71,7 @@ FOLDERS = (
     "adapters",
     "training",
     "bench",
+    "reproduce",
     "viz",
     "cli",
 )

@@ -23,10 +23,12 @@ from ornstein.cli import (
     measuring,
     quickstart,
     reporting,
+    reproducing,
     sampling,
     training,
 )
 from ornstein.cli.reading import REGISTRY
+from ornstein.reproduce import recipe
 from ornstein.training import Diverged, Experiment, Interrupted, preset
 from ornstein.training.options import check_all, unchecked
 
@@ -40,6 +42,7 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "inspect": (inspecting.Inspect, inspecting.HELP),
     "report": (reporting.Report, reporting.HELP),
     "bench": (benching.Bench, benching.HELP),
+    "reproduce": (reproducing.Reproduce, reproducing.HELP),
 }
 
 # what torch says to those who write networks, not to those who train them
@@ -57,6 +60,7 @@ examples:
   ornstein report runs/*
   ornstein inspect cld alda
   ornstein bench --quick
+  ornstein reproduce digits
   ornstein train --help"""
 
 
@@ -116,12 +120,18 @@ def _commands(args: Sequence[str]) -> Any:
 
 
 def _start(args: Sequence[str]) -> Experiment:
-    """The options to begin with, as --data and --config ask for."""
-    file, data = _value(args, "--config"), _value(args, "--data")
+    """The options to begin with, as --data, --config and --recipe ask for."""
+    file, data, name = (_value(args, option) for option in ("--config", "--data", "--recipe"))
     base = None if data is None else preset(data)
-    if file is None:
+    if name is not None:
+        if file is not None:
+            raise ValueError("--recipe and --config were both given; expected one of them.")
+        chosen = recipe.read(name)
+        found = (chosen.smoke() if "--smoke" in args else chosen).experiment
+    elif file is not None:
+        found = Experiment.read(file, base)
+    else:
         return preset("digits") if base is None else base
-    found = Experiment.read(file, base)
     return (
         found
         if data is None

@@ -24,6 +24,7 @@ from ornstein.ode import OdeEvaluation, evaluate_ode
 from ornstein.score import ScoreModel
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
+from ornstein.truncation import FixedTime, NoiseLevel, Truncation
 
 HELP = """Bits per dimension of trained models, with errors: a table and JSON files.
 
@@ -66,6 +67,10 @@ class Evaluate:
     batch_size: Annotated[int | None, NoHint] = None
     """Examples times draws at a time; the result does not depend on it (default: 256, on CUDA what
     memory allows)."""
+    fixed_time: Annotated[float | None, NoHint] = None
+    """Truncate at this time (default: as the model was trained)."""
+    noise_level: Annotated[float | None, NoHint] = None
+    """Truncate where x is known to this standard error instead."""
     seed: int = 0
     """Of times and noise."""
     ode: bool = False
@@ -128,6 +133,7 @@ class Evaluate:
                 draws=self.draws,
                 target_error=self.target_error,
                 likelihood=self._likelihood(model),
+                truncation=self._truncation(),
                 limit=self.limit,
                 batch_size=self.batch_size,
                 seed=self.seed,
@@ -182,7 +188,10 @@ class Evaluate:
         parts = [data, self.split, own, "" if self.bound == "own" else self.bound]
         parts.append("" if opened.step is None else f"step{opened.step}")
         usual = {field.name: field.default for field in fields(self)}
+        chosen: dict[str, float | None]
         chosen = {"draws": self.draws, "limit": self.limit, "seed": self.seed}
+        if not flow:
+            chosen |= {"fixed_time": self.fixed_time, "noise_level": self.noise_level}
         if flow:
             parts.append("ode")
             chosen |= {"draws": self.ode_draws, "limit": self._flow_limit()}
@@ -193,6 +202,15 @@ class Evaluate:
             parts.append("" if value == usual[option] else f"{option}{value}")
         parts.insert(0, opened.name if self.out is not None else "")
         return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts if part)
+
+    def _truncation(self) -> Truncation | None:
+        if self.fixed_time is not None and self.noise_level is not None:
+            raise ValueError(
+                "--fixed-time and --noise-level were both given; expected one way to truncate."
+            )
+        if self.noise_level is not None:
+            return NoiseLevel(self.noise_level)
+        return None if self.fixed_time is None else FixedTime(self.fixed_time)
 
     def _likelihood(self, model: ScoreModel) -> Likelihood | None:
         if self.bound == "own":

@@ -34,13 +34,14 @@ data:      digits, mnist, fashion_mnist, cifar10, imagenet32; points in the plan
 processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …, own
 
 What is left out is taken from a preset for the data set, or from a file (--config), which may be
-the config.json of another run.
+the config.json of another run, or from a recipe (--recipe), such as those of the paper's tables.
 
 examples:
   ornstein train
   ornstein train --data mnist --data-folder data --steps 2000
   ornstein train --data mnist --process learned-1 --parametrisation joint --out runs/learned
   ornstein train --data photos/ --size 32 --process cld --dry-run
+  ornstein train --recipe mnist/joint-learned-1 --data-folder data
   ornstein train --data digits --process own --Q '[[0,-1],[1,0]]' --D '[[0,0],[0,1]]'
   torchrun --nproc-per-node 8 -m ornstein train --data cifar10 --batch 512"""
 
@@ -56,6 +57,10 @@ class Train:
     """Folder of the run (default: runs/DATA-PARAMETRISATION-PROCESS)."""
     config: Annotated[Path | None, NoHint] = None
     """A JSON file with options; those on the command line come on top."""
+    recipe: Annotated[str | None, NoHint] = None
+    """A recipe, by its name (mnist/channel, …) or path; options come on top here, too."""
+    smoke: Flag = False
+    """Of a recipe: in miniature, to see that it runs."""
     dry_run: Flag = False
     """Print what would be done, with parameters, memory and time, and stop."""
     device: Annotated[str | None, NoHint] = None
@@ -68,11 +73,16 @@ class Train:
         """Of the run."""
         if self.out is not None:
             return self.out
+        if self.recipe is not None:
+            name = self.recipe.removesuffix(".toml").replace("/", "-").strip("-.")
+            return Path("runs") / (f"{name}-smoke" if self.smoke else name)
         data = Path(self.experiment.data.data).stem
         model, process = self.experiment.model, self.experiment.process
         return Path("runs") / f"{data}-{model.parametrisation}-{process.process}"
 
     def run(self) -> None:
+        if self.smoke and self.recipe is None:
+            raise ValueError("--smoke is for a --recipe; give one, or fewer --steps.")
         device = device_of(self.device)
         experiment = _anywhere(self.experiment)
         data = experiment.data.load()

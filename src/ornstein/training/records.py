@@ -57,6 +57,10 @@ def from_record(cls: type[T], record: Any, base: T | None = None, where: str = "
             values[name] = _typed(record[name], hints[name], inner)
         elif base is not None:
             values[name] = given
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if needed and field.name not in values:
+            raise ValueError(f"{title} has no {field.name}; expected one.")
     return cls(**values)
 
 

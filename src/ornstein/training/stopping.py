@@ -13,9 +13,9 @@ from typing import Any
 class Interrupted(Exception):
     """The run was told to stop, and has been saved."""
 
-    def __init__(self, step: int, number: int) -> None:
+    def __init__(self, step: int, number: int, what: str = "step") -> None:
         self.step, self.signal = step, number
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
+        super().__init__(f"stopped by {signal.Signals(number).name} after {what} {step}")
 
 
 class Diverged(RuntimeError):

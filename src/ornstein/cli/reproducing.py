@@ -1,0 +1,176 @@
+"""`ornstein reproduce`: a table of the paper, end to end, from its recipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from ornstein.cli.reading import NoHint
+from ornstein.cli.words import of_time
+from ornstein.files import write_text
+from ornstein.reproduce import recipe
+from ornstein.reproduce.results import collected, table, where
+from ornstein.reproduce.running import Errand, Pool, Setting, Stopped, errands
+from ornstein.training import Interrupted
+from ornstein.training.distribution import device_of
+from ornstein.training.run import read_metrics
+
+HELP = """Rebuild a table of the paper: train all of its models, evaluate them, and write the table.
+
+tables:
+  mnist       bits/dim of MNIST, one channel model and six joint ones
+  cifar10     bits/dim of CIFAR-10, and samples
+  imagenet32  bits/dim of ImageNet at 32 × 32
+  digits      the same on the embedded digits, for a CPU: minutes, no downloads
+
+or a folder of your own, with recipes and a table.toml. Every run is a chain of commands that could
+be typed (--dry-run shows them). What is interrupted goes on when the command is repeated.
+
+examples:
+  ornstein reproduce digits
+  ornstein reproduce mnist --data-folder data --dry-run
+  ornstein reproduce mnist --data-folder data --jobs 4
+  ornstein reproduce cifar10 --data-folder data --only channel
+  ornstein reproduce mnist --data-folder data --smoke"""
+
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Rebuild a table of the paper."""
+
+    table: Annotated[str, tyro.conf.Positional]
+    """Which."""
+    data_folder: Annotated[str | None, NoHint] = None
+    """Where the files of the data set are (default: $ORNSTEIN_DATA, or data)."""
+    data: Annotated[str | None, NoHint] = None
+    """Other data of the same shape than the recipes name."""
+    download: Flag = False
+    """Fetch the data set if it is not there."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = ()
+    """Only these runs of the table."""
+    runs: Annotated[Path | None, NoHint] = None
+    """Folder for the runs (default: runs/reproduce/TABLE)."""
+    out: Path = Path("results")
+    """Folder for the results."""
+    jobs: Annotated[int | None, NoHint] = None
+    """Runs side by side (default: on CUDA what the table says, else 1)."""
+    minutes: Annotated[float | None, NoHint] = None
+    """Stop after so long; the same command goes on."""
+    smoke: Flag = False
+    """All of it in miniature, to see that it runs: minutes on a CPU, figures that mean nothing."""
+    dry_run: Flag = False
+    """Print what would be done, and stop."""
+    device: Annotated[str | None, NoHint] = None
+    """cpu, cuda or cuda:N (default: CUDA where there is one)."""
+
+    def run(self) -> None:
+        console = Console(highlight=False, soft_wrap=True)
+        plan = self._chosen(recipe.plan(self.table))
+        device = device_of(self.device)
+        setting = self._setting(plan)
+        todo = errands(plan, setting)
+        jobs = self.jobs or (plan.jobs if device.type == "cuda" else 1)
+        console.print(f"[bold]{escape(plan.title)}[/bold]: {len(todo)} runs, {jobs} side by side")
+        if plan.minutes is not None and not (self.smoke or self.only):
+            console.print(f"on one H200 about {of_time(60 * plan.minutes)}", style="dim")
+        if self.dry_run:
+            for errand in todo:
+                console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")
+                for line in errand.typed():
+                    console.print(escape(line), style="dim")
+            console.print("\nnothing was done (--dry-run)", style="dim")
+            return
+        self._load(plan)
+        until = float("inf") if self.minutes is None else time.monotonic() + 60 * self.minutes
+        pool = Pool(jobs, until, lambda errand, word: console.print(_said(errand, word)))
+        stopped: Stopped | None = None
+        try:
+            pool.do(todo)
+        except Stopped as error:
+            stopped = error
+        self._write(plan, todo, console)
+        if stopped is not None and stopped.signal:
+            done = sum(errand.finished() for errand in todo)
+            raise Interrupted(done, stopped.signal, what="command")
+        if stopped is not None:
+            console.print(f"{stopped}; repeat the command to go on", style="bold")
+        if pool.failed:
+            lines = "\n  ".join(f"{name}: {said}" for name, said in pool.failed.items())
+            raise ValueError(f"{len(pool.failed)} of {len(todo)} runs failed:\n  {lines}")
+
+    def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
+        """Only the runs that were asked for."""
+        known = [planned.recipe for planned in plan.run]
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"--jobs {self.jobs}; expected a whole number ≥ 1.")
+        for name in self.only:
+            if name not in known:
+                raise ValueError(f"--only {name}; expected some of {', '.join(known)}.")
+        if not self.only:
+            return plan
+        kept = [i for i, name in enumerate(known) if name in self.only]
+        return replace(
+            plan,
+            run=tuple(plan.run[i] for i in kept),
+            recipes=tuple(plan.recipes[i] for i in kept),
+        )
+
+    def _setting(self, plan: recipe.Plan) -> Setting:
+        usual = Path("runs") / ("reproduce-smoke" if self.smoke else "reproduce") / plan.name
+        data = self.data
+        if data is not None and Path(data).exists():
+            data = str(Path(data).resolve())
+        return Setting(self.runs or usual, data, self.data_folder, self.device, self.smoke)
+
+    def _load(self, plan: recipe.Plan) -> None:
+        """Find out that the data is there, and fetch it once and not in every run."""
+        for data in dict.fromkeys(one.experiment.data for one in plan.recipes):
+            changed = replace(data, download=self.download or data.download)
+            changed = changed if self.data is None else replace(changed, data=self.data)
+            if self.data_folder is not None:
+                changed = replace(changed, data_folder=self.data_folder)
+            changed.load()
+
+    def _typed(self) -> str:
+        """This command."""
+        words = ["ornstein", "reproduce", self.table]
+        for option in fields(self)[1:]:
+            value = getattr(self, option.name)
+            if value == option.default:
+                continue
+            words.append(f"--{option.name.replace('_', '-')}")
+            listed = value if isinstance(value, tuple) else [value]
+            words += [] if value is True else [str(one) for one in listed]
+        return shlex.join(words)
+
+    def _write(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
+        record = collected(plan, todo, self._typed(), self.smoke)
+        name = plan.name + ("-smoke" if self.smoke else "")
+        write_text(self.out / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))
+        lines = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
+        write_text(self.out / f"{name}.md", "\n".join(lines) + "\n")
+        console.print("\n".join(table(record)), markup=False)
+        console.print(f"wrote {self.out / name}.json and .md", style="dim")
+
+
+def _said(errand: Errand, word: str) -> str:
+    """One line of progress."""
+    doing = {"train": "training", "evaluate": "evaluating", "sample": "sampling"}.get(word, word)
+    line = f"{time.strftime('%H:%M:%S')}  {errand.name:28s} {doing}"
+    if word in ("done", "evaluate") and (errand.folder / "metrics.jsonl").is_file():
+        valid = [m for m in read_metrics(errand.folder) if "valid_bits_per_dim" in m]
+        line += f", valid {valid[-1]['valid_bits_per_dim']:.4f}" if valid else ""
+    return line + (
+        f", see {os.path.relpath(errand.folder / 'log.txt')}" if word == "failed" else ""
+    )

@@ -1,0 +1,266 @@
+"""A recipe: a whole experiment in one small file, from the data to the figures wanted of it.
+
+    about = "MNIST, joint, CLD"            what it is, in a line
+    [data] [process] [model] [training]    options of `ornstein train`, where they differ from the
+                                           preset of the data
+    [[evaluate]]                           options of `ornstein evaluate`: a bound, processes, draws
+    [[sample]]                             options of `ornstein sample`: a grid of samples
+
+A recipe of the package has a name, such as mnist/joint-cld; one of your own is a path. `smoke` is
+the same in miniature: a tiny network, a few steps, a few examples, for a test that all of it runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ornstein.training import Experiment
+from ornstein.training.options import Checked
+from ornstein.training.records import from_record
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).resolve()
+#: of an installed package, and of a checkout
+FOLDERS = (HERE.parents[1] / "recipes", HERE.parents[3] / "recipes")
+TABLE = "table"  # a file of this name lists what belongs to a table
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Bits(Checked):
+    """Figures in bits per dimension."""
+
+    bound: Literal["own", "discrete", "tweedie"] = "own"
+    process: tuple[str, ...] = ()
+    split: Literal["test", "valid", "train"] = "test"
+    draws: int = 8
+    limit: int | None = None
+    fixed_time: float | None = None
+    noise_level: float | None = None
+
+    def check(self) -> None:
+        for name in ("draws", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
+
+    @property
+    def title(self) -> str:
+        """A folder's name."""
+        where = "" if self.fixed_time is None else f"time{_plain(self.fixed_time)}"
+        level = "" if self.noise_level is None else f"level{_plain(self.noise_level)}"
+        split = "" if self.split == "test" else self.split
+        return "-".join(part for part in (self.bound, where, level, split) if part)
+
+    def arguments(self) -> list[str]:
+        """For `ornstein evaluate`."""
+        found = ["--bound", self.bound, "--split", self.split, "--draws", str(self.draws)]
+        for option in ("limit", "fixed_time", "noise_level"):
+            value = getattr(self, option)
+            if value is not None:
+                found += [f"--{option.replace('_', '-')}", str(value)]
+        return [*found, "--process", *self.process] if self.process else found
+
+
+@dataclass(frozen=True)
+class Grid(Checked):
+    """A picture of samples."""
+
+    n: int = 64
+    process: str | None = None
+    solver: str = "ancestral"
+    steps: int = 500
+    seed: int = 0
+
+    def check(self) -> None:
+        for name in ("n", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected a whole number ≥ 1.")
+
+    @property
+    def title(self) -> str:
+        """A file's name."""
+        return "-".join(filter(None, (self.process, self.solver, str(self.steps))))
+
+    def arguments(self) -> list[str]:
+        """For `ornstein sample`."""
+        found = ["--n", str(self.n), "--solver", self.solver, "--steps", str(self.steps)]
+        found += ["--seed", str(self.seed)]
+        return found if self.process is None else [*found, "--process", self.process]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment, and what is to be found out."""
+
+    name: str
+    source: str  # what --recipe takes: the name, or the path of one that is not the package's
+    about: str
+    experiment: Experiment
+    evaluate: tuple[Bits, ...] = ()
+    sample: tuple[Grid, ...] = ()
+
+    def smoke(self) -> Recipe:
+        """The same in miniature."""
+        before = self.experiment
+        training = before.training
+        optimiser = replace(training.optimiser, warmup=min(1, training.optimiser.warmup))
+        watch = replace(
+            training.watch, log_every=1, valid_every=2, valid_examples=4, sample_every=0
+        )
+        watch = replace(watch, valid_draws=1, quality_every=0)
+        training = replace(training, steps=3, batch=4, accumulate=1, precision="float32")
+        training = replace(training, optimiser=optimiser, watch=watch)
+        model = replace(before.model, network="unet-tiny", width=8, multipliers=(1, 1))
+        model = replace(model, blocks=None, attention=None, dropout=None)
+        return replace(
+            self,
+            experiment=replace(before, model=model, training=training),
+            evaluate=tuple(replace(one, draws=2, limit=4) for one in self.evaluate),
+            sample=tuple(replace(one, n=2, steps=2) for one in self.sample),
+        )
+
+
+def read(name: str | Path) -> Recipe:
+    """A recipe by its name or path."""
+    path = find(name)
+    record = _toml(path)
+    about = record.pop("about", None)
+    if not isinstance(about, str):
+        raise ValueError(f"{path}: about={about!r}; expected a line that says what it is.")
+    try:
+        return Recipe(
+            name=_name(path),
+            source=_name(path) if _own(path) else str(path.resolve()),
+            about=about,
+            evaluate=_listed(Bits, record.pop("evaluate", []), "evaluate"),
+            sample=_listed(Grid, record.pop("sample", []), "sample"),
+            experiment=Experiment.from_record(record),
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Planned(Checked):
+    """A recipe in a table, once for each seed."""
+
+    recipe: str
+    seeds: tuple[int, ...] = (0,)
+    paper: float | None = None  # bits per dimension that the paper reports
+
+    def check(self) -> None:
+        if not self.seeds:
+            raise ValueError("seeds=[]; expected one or more whole numbers.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table: runs that belong together."""
+
+    name: str
+    title: str
+    about: str
+    run: tuple[Planned, ...]
+    jobs: int = 1  # runs that one GPU does side by side
+    minutes: float | None = None  # that all of it takes on one H200, where that was measured
+    recipes: tuple[Recipe, ...] = field(default=(), repr=False)  # of the runs
+
+
+def plan(name: str | Path) -> Plan:
+    """A table by its name, or by the path of its folder."""
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = next((f / name for f in FOLDERS if (f / name / f"{TABLE}.toml").is_file()), folder)
+    path = folder / f"{TABLE}.toml"
+    if not path.is_file():
+        close = difflib.get_close_matches(str(name), tables(), n=1)
+        hint = f" Perhaps you meant {close[0]!r}." if close else ""
+        raise ValueError(
+            f"there is no table {str(name)!r}; expected one of {', '.join(tables())}, or a folder "
+            f"with recipes and a {TABLE}.toml.{hint}"
+        )
+    record = _toml(path)
+    try:
+        runs = _listed(Planned, record.pop("run", []), "run")
+        if not runs:
+            raise ValueError("there is no [[run]]; expected one for each recipe of the table.")
+        bare = from_record(_Heading, record)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    recipes = tuple(read(folder / f"{one.recipe}.toml") for one in runs)
+    return Plan(folder.name, bare.title, bare.about, runs, bare.jobs, bare.minutes, recipes)
+
+
+@dataclass(frozen=True)
+class _Heading:
+    title: str
+    about: str = ""
+    jobs: int = 1
+    minutes: float | None = None
+
+
+# ---------------------------------------------------------------- files
+
+
+def names() -> list[str]:
+    """All recipes of the package."""
+    found = [path for folder in FOLDERS for path in folder.glob("*/*.toml")]
+    return sorted({_name(path) for path in found if path.stem != TABLE})
+
+
+def tables() -> list[str]:
+    """All tables of the package."""
+    return sorted({path.parent.name for f in FOLDERS for path in f.glob(f"*/{TABLE}.toml")})
+
+
+def find(name: str | Path) -> Path:
+    """The file of a recipe."""
+    path = Path(name).expanduser()
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    for folder in FOLDERS:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    close = difflib.get_close_matches(str(name), names(), n=1)
+    hint = f" Perhaps you meant {close[0]!r}." if close else ""
+    raise ValueError(
+        f"there is no recipe {str(name)!r}; expected the path of a .toml file, or one of "
+        f"{', '.join(names())}.{hint}"
+    )
+
+
+def _plain(number: float) -> str:
+    """Without an exponent, and its minus sign."""
+    return f"{number:.12f}".rstrip("0")
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}" if _own(path) else path.stem
+
+
+def _own(path: Path) -> bool:
+    """Whether it is one of the package's."""
+    return any(path.is_relative_to(folder) for folder in FOLDERS)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # a mistake in the file is a ValueError too
+        raise ValueError(f"{path} can't be read ({error}); expected a TOML file.") from error
+
+
+def _listed(kind: type[T], records: Any, where: str) -> tuple[T, ...]:
+    if not isinstance(records, list):
+        raise ValueError(f"{where}={records!r}; expected [[{where}]], once for each.")
+    return tuple(from_record(kind, one, None, f"{where}[{i}]") for i, one in enumerate(records))

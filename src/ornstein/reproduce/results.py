@@ -1,0 +1,192 @@
+"""What a table's runs have found, as one record, and as tables in Markdown.
+
+The record has everything that a figure rests on: the recipe and its command, the seed, the budget,
+the parameters, both errors, the parts, and versions, machine and commit of training and evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ornstein.evaluation import with_error
+from ornstein.processes import PRESETS
+from ornstein.provenance import provenance
+from ornstein.reproduce.recipe import Plan
+from ornstein.reproduce.running import Errand
+from ornstein.training.reading import RunSummary, read_run
+
+Record = dict[str, Any]
+FIGURES = (
+    "bits_per_dim",
+    "standard_error",
+    "draw_error",
+    "prior",
+    "diffusion",
+    "reconstruction",
+    "examples",
+    "draws",
+    "bound",
+    "process",
+    "truncation",
+    "split",
+    "which",
+    "step",
+    "curve",
+    "provenance",
+)
+
+
+def collected(plan: Plan, errands: Sequence[Errand], command: str, smoke: bool) -> Record:
+    """All that is there by now."""
+    found = [run for errand in errands if (run := _run(errand)) is not None]
+    return {
+        "table": plan.name,
+        "title": plan.title,
+        "about": plan.about,
+        "command": command,
+        "smoke": smoke,
+        "complete": len(found) == len(errands) and all(run["complete"] for run in found),
+        "runs": found,
+        "provenance": provenance(),
+    }
+
+
+def _run(errand: Errand) -> Record | None:
+    """One run; None where nothing is there yet."""
+    if not (errand.folder / "config.json").is_file():
+        return None
+    run = read_run(errand.folder, errand.name)
+    training = run.config.get("training", {})
+    return {
+        "name": errand.name,
+        "recipe": errand.recipe.name,
+        "about": errand.recipe.about,
+        "seed": errand.seed,
+        "paper": errand.planned.paper,
+        "complete": errand.finished() == len(errand.commands),
+        "commands": errand.typed(),
+        "parametrisation": run.parametrisation,
+        "process": run.process,
+        "variables": run.n_vars,
+        "parameters": run.parameters,
+        "steps": run.steps,
+        "planned_steps": run.total,
+        "batch": training.get("batch"),
+        "images": run.steps * int(training.get("batch") or 0),
+        "seconds": run.seconds,
+        "precision": training.get("precision"),
+        "data": run.config.get("data"),
+        "experiment": run.config.get("experiment"),
+        "learned": _learned(run),
+        "provenance": dict(run.provenance),
+        "figures": _figures(errand),
+    }
+
+
+def _learned(run: RunSummary) -> Record | None:
+    """Q and D at the end, where they were learned."""
+    lines = [line for line in run.training if "Q" in line and "D" in line]
+    return {"Q": lines[-1]["Q"], "D": lines[-1]["D"]} if lines else None
+
+
+def _figures(errand: Errand) -> list[Record]:
+    found = []
+    for title, folder in errand.looks().items():
+        for path in sorted(folder.glob("*.json"), key=_order(errand, title)):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            found.append({"look": title, **{key: record.get(key) for key in FIGURES}})
+    return found
+
+
+def _order(errand: Errand, title: str) -> Any:
+    """Processes as the recipe lists them."""
+    listed = next(one.process for one in errand.recipe.evaluate if one.title == title)
+    names = [Path(name).name for name in listed]
+
+    def key(path: Path) -> tuple[int, str]:
+        places = [i for i, name in enumerate(names) if f"-{name}" in path.stem]
+        return (max(places, default=len(names)), path.stem)
+
+    return key
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Bits per dimension of all runs, one line for each process: lines of Markdown."""
+    looks = list(dict.fromkeys(f["look"] for run in record["runs"] for f in run["figures"]))
+    paper = any(run["paper"] is not None for run in record["runs"])
+    heads = ["", "K", *map(_head, looks), *(["the paper"] if paper else []), "weights", "budget"]
+    lines = [_row(heads), _row(["---"] * len(heads))]
+    for run in record["runs"]:
+        processes = dict.fromkeys(f["process"] for f in run["figures"])
+        for process in processes or [run["process"]]:
+            cells = [_title(run, process, len(processes)), _variables(run, process)]
+            cells += [_cell(run["figures"], look, process) for look in looks]
+            if paper:
+                cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
+            cells += [_count(run["parameters"]), _budget(run)]
+            lines.append(_row(cells))
+    return lines
+
+
+def where(record: Mapping[str, Any]) -> str:
+    """On what, with what: half a line."""
+    kinds: dict[str, None] = {}
+    for run in record["runs"]:
+        p = run["provenance"]
+        machine = p.get("gpu") or p.get("cpu")
+        kinds[f"{machine}, PyTorch {p.get('torch')}, {p.get('date')}, commit {p.get('commit')}"] = (
+            None
+        )
+    return "; ".join(kinds)
+
+
+def _title(run: Mapping[str, Any], process: str | None, count: int) -> str:
+    seed = f", seed {run['seed']}" if run["seed"] else ""
+    if run["parametrisation"] == "channel":
+        return f"channel, under {process}{seed}" if count > 1 else f"channel, {process}{seed}"
+    return f"{run['parametrisation']}, {process}{seed}"
+
+
+def _variables(run: Mapping[str, Any], process: str | None) -> str:
+    """K of a process: the run's own, or a preset."""
+    if process in PRESETS:
+        return str(PRESETS[process]().n_vars)
+    return str(run["variables"] or "") if process == run["process"] else ""
+
+
+def _head(look: str) -> str:
+    bound, *rest = look.split("-")
+    words = ["bits/dim" if bound == "own" else f"bits/dim, {bound}"]
+    for part in rest:
+        part = part.replace("time", "from s = ").replace("level", "from σ = ")
+        words.append(part)
+    return ", ".join(words)
+
+
+def _cell(figures: Iterable[Mapping[str, Any]], look: str, process: str | None) -> str:
+    for one in figures:
+        if one["look"] == look and one["process"] == process:
+            return with_error(one["bits_per_dim"], one["standard_error"] or math.nan)
+    return ""
+
+
+def _budget(run: Mapping[str, Any]) -> str:
+    short = "" if run["complete"] else " (not finished)"
+    images = f"{run['images'] / 1e6:.3g} M images" if run["images"] >= 1e5 else f"{run['images']:,}"
+    minutes = "" if not run["seconds"] else f", {run['seconds'] / 60:.1f} min"
+    return images + minutes + short
+
+
+def _count(parameters: int | None) -> str:
+    return "" if parameters is None else f"{parameters:,}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

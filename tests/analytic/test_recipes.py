@@ -1,0 +1,184 @@
+"""Recipes are what they say: every file reads, names its figure in the paper, keeps its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ornstein.data import Dataset, Split
+from ornstein.reproduce import recipe
+from ornstein.reproduce.recipe import Bits, Grid, plan, read
+from ornstein.reproduce.running import Setting, errands
+from ornstein.training import preset
+from tests.test_errors import message, says
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "imagenet32": (3, 32, 32),
+}
+WEIGHTS = {"mnist": 1_120_000, "cifar10": 35_800_000, "imagenet32": 35_800_000}
+#: Table 1 of the paper
+PAPER = {
+    "mnist": {
+        "joint-vpsde": 1.26,
+        "joint-learned-1": 1.28,
+        "joint-learned-2": 1.33,
+        "joint-cld": 1.35,
+        "joint-malda": 1.65,
+        "joint-alda": 124.60,
+    },
+    "cifar10": {
+        "joint-vpsde": 3.20,
+        "joint-learned-1": 3.07,
+        "joint-cld": 3.11,
+        "joint-malda": 3.13,
+    },
+}
+
+
+def blank(name: str) -> Dataset:
+    """Two images of a data set's shape."""
+    x = torch.stack([torch.zeros(SHAPES[name]), torch.full(SHAPES[name], 15)]).byte()
+    split = Split(x)
+    return Dataset(name, split, split, split, 17 if name == "digits" else 256, "drawn")
+
+
+def test_every_file_is_a_recipe_or_a_table() -> None:
+    files = sorted((ROOT / "recipes").glob("*/*.toml"))
+    assert {f"{path.parent.name}/{path.stem}" for path in files} == {
+        *recipe.names(),
+        *(f"{name}/table" for name in recipe.tables()),
+    }
+    assert recipe.tables() == sorted(SHAPES)
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_a_recipe_is_in_its_table_once(name: str) -> None:
+    table, short = name.split("/")
+    assert [planned.recipe for planned in plan(table).run].count(short) == 1
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_a_recipe_says_what_it_is(name: str) -> None:
+    found, (table, short) = read(name), name.split("/")
+    experiment = found.experiment
+    assert experiment.data.data == table
+    if short == "channel":
+        assert experiment.model.parametrisation == "channel"
+    else:
+        assert experiment.model.parametrisation == "joint"
+        assert short == f"joint-{experiment.process.process}"
+    looks = [one.bound for one in found.evaluate]
+    assert looks[:2] == ["discrete", "tweedie"]  # ours, and the paper's
+    assert all(one.split == "test" and one.limit is None for one in found.evaluate)
+    assert experiment.training.seed == 0  # the table has the seeds
+
+
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_figures_of_the_paper(name: str) -> None:
+    found = {one.recipe: one.paper for one in plan(name).run if one.paper is not None}
+    assert found == PAPER[name]
+    if name == "mnist":
+        seeds = {one.recipe: one.seeds for one in plan(name).run}
+        assert all(len(seeds[f"joint-learned-{n}"]) >= 2 for n in (1, 2))
+
+
+@pytest.mark.parametrize("name", sorted(WEIGHTS))
+def test_networks_are_no_larger_than_the_papers(name: str) -> None:
+    for one in plan(name).recipes:
+        model = one.experiment.build(blank(name), torch.device("meta"))
+        count = sum(p.numel() for p in model.network.parameters())
+        assert 0.99 * WEIGHTS[name] < count <= WEIGHTS[name], (one.name, count)
+
+
+def test_a_recipe_differs_from_its_preset_by_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'about = "mine"\n[data]\ndata = "mnist"\n[process]\nprocess = "cld"\nrate = [0.1, 10]\n'
+        '[training]\nsteps = 7\n[training.optimiser]\nlr = 0.5\n[[evaluate]]\nbound = "tweedie"\n'
+        "fixed_time = 1e-5\n[[sample]]\nn = 9\n"
+    )
+    found, usual = read(path), preset("mnist")
+    assert found.name == "mine" and found.about == "mine"
+    assert found.experiment.process.rate == (0.1, 10.0)
+    assert found.experiment.training.steps == 7
+    assert found.experiment.training.optimiser.lr == 0.5
+    assert found.experiment.training.batch == usual.training.batch
+    assert found.experiment.training.optimiser.decay == usual.training.optimiser.decay
+    assert found.evaluate == (Bits("tweedie", fixed_time=1e-5),)
+    assert found.evaluate[0].title == "tweedie-time0.00001"
+    assert found.sample == (Grid(n=9),)
+
+
+@pytest.mark.parametrize("name", ["mnist/joint-learned-1", "cifar10/joint-malda"])
+def test_smoke_changes_the_size_alone(name: str) -> None:
+    whole = read(name)
+    small = whole.smoke()
+    assert small.experiment.training.steps == 3
+    for part in ("data", "process"):
+        assert getattr(small.experiment, part) == getattr(whole.experiment, part)
+    for option in ("parametrisation", "likelihood", "logit", "bins", "noise_level"):
+        assert getattr(small.experiment.model, option) == getattr(whole.experiment.model, option)
+    assert [one.bound for one in small.evaluate] == [one.bound for one in whole.evaluate]
+    data = blank(name.split("/")[0])
+    count = sum(p.numel() for p in small.experiment.build(data).network.parameters())
+    assert count < 40_000
+
+
+def test_commands_of_a_table(tmp_path: Path) -> None:
+    found = {e.name: e for e in errands(plan("mnist"), Setting(tmp_path, data_folder="data"))}
+    assert {"channel", "joint-learned-1-seed0", "joint-learned-1-seed1"} <= set(found)
+    first, *rest = found["joint-learned-1-seed1"].typed()
+    folder = tmp_path / "joint-learned-1-seed1"
+    assert first == (
+        f"ornstein train --recipe mnist/joint-learned-1 --seed 1 --out {folder} --data-folder data"
+    )
+    assert [line.split()[1] for line in rest] == ["evaluate", "evaluate"]
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("about = 3", ["about=3", "expected a line"]),
+        ('[data]\ndata = "mnist"', ["about=None", "expected a line"]),
+        ('about = "a"\n[trainin]\nsteps = 3', ["unknown option 'trainin'", "'training'"]),
+        ('about = "a"\n[training]\nsteps = "many"', ["training.steps='many'", "whole number"]),
+        ('about = "a"\n[[evaluate]]\nbound = "best"', ["evaluate[0].bound='best'", "discrete"]),
+        ('about = "a"\n[[evaluate]]\ndraws = 0', ["draws=0", "≥ 1"]),
+        ('about = "a"\nevaluate = 3', ["evaluate=3", "[[evaluate]]"]),
+        ('about = "a"\n[[sample]]\nsteps = 0', ["steps=0", "≥ 1"]),
+        ('about = "a', ["can't be read", "expected a TOML file"]),
+    ],
+)
+def test_mistakes_in_a_recipe(text: str, words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    says(message(lambda: read(path)), "mine.toml", *words)
+
+
+def test_unknown_names() -> None:
+    says(message(lambda: read("mnist/joint-cd")), "'mnist/joint-cd'", "'mnist/joint-cld'", "path")
+    says(message(lambda: plan("mnst")), "'mnst'", "'mnist'", "table.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('title = "t"', ["no [[run]]"]),
+        ('[[run]]\nrecipe = "a"', ["no title"]),
+        ('title = "t"\n[[run]]\npaper = 1.0', ["no recipe"]),
+        ('title = "t"\n[[run]]\nrecipe = "a"\nseeds = []', ["seeds=[]"]),
+        ('title = "t"\n[[run]]\nrecipe = "a"', ["no recipe", "a.toml"]),
+    ],
+)
+def test_mistakes_in_a_table(text: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "table.toml").write_text(text)
+    says(message(lambda: plan(tmp_path)), *words)

@@ -1,0 +1,155 @@
+"""`ornstein reproduce` as a user types it, in miniature: real processes, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import training_helpers as helpers
+from tests.data_files import cifar, write_idx
+from tests.training_helpers import Said
+
+SMOKE = ("--jobs", "2", "--smoke", "--device", "cpu")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_dry_run(here: Path, said: Said) -> None:
+    code, out, err = said("reproduce", "mnist", "--data-folder", "data", "--dry-run")
+    assert code == 0, err
+    assert "9 runs" in out and "nothing was done" in out
+    assert (
+        "ornstein train --recipe mnist/joint-learned-2 --seed 1 --out "
+        "runs/reproduce/mnist/joint-learned-2-seed1 --data-folder data\n"
+    ) in out
+    assert not list(here.iterdir())
+
+
+def test_a_table_of_the_digits(here: Path, said: Said) -> None:
+    """Figures are those of the evaluations; what is done is not done again."""
+    command = ("reproduce", "digits", "--only", "channel", "joint-learned-1", *SMOKE)
+    code, _, err = said(*command)
+    assert code == 0, err
+    record, folder = read(here / "results" / "digits-smoke.json"), here / "runs/reproduce-smoke"
+    assert record["complete"] and record["smoke"] and record["table"] == "digits"
+    assert record["command"] == "ornstein " + " ".join(command)
+    channel, learned = record["runs"]
+    assert [f["process"] for f in channel["figures"]] == 2 * ["vpsde", "cld", "malda", "alda"]
+    assert [f["look"] for f in learned["figures"]] == ["discrete", "tweedie"]
+    assert (channel["steps"], channel["batch"], channel["images"]) == (3, 4, 12)
+    assert learned["variables"] == 2 and channel["variables"] == 1
+    assert channel["learned"] is None
+    q = learned["learned"]["Q"]
+    assert q[0][1] == -q[1][0] != 0
+    for run in record["runs"]:
+        assert run["provenance"]["commit"] == "0123456789ab"
+        assert run["commands"][0].startswith(f"ornstein train --recipe {run['recipe']} --seed 0")
+        for figure in run["figures"]:
+            place = folder / "digits" / run["name"] / "table" / figure["look"]
+            files = [read(path) for path in place.glob("*.json")]
+            (same,) = [file for file in files if file["process"] == figure["process"]]
+            assert figure["bits_per_dim"] == same["bits_per_dim"]
+            parts = [figure[part] for part in ("prior", "diffusion", "reconstruction")]
+            assert figure["bits_per_dim"] == pytest.approx(sum(parts), abs=1e-9)
+            assert (figure["draws"], figure["examples"], figure["split"]) == (2, 4, "test")
+    table = (here / "results" / "digits-smoke.md").read_text(encoding="utf-8")
+    assert "| channel, under alda | 3 |" in table and "| joint, learned-1 | 2 |" in table
+    log = folder / "digits" / "channel" / "log.txt"
+    before = log.read_text()
+    code, again, err = said(*command)
+    assert code == 0, err
+    assert log.read_text() == before and "training" not in again
+    assert read(here / "results" / "digits-smoke.json")["runs"] == record["runs"]
+
+
+def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
+    table = here / "mine"
+    table.mkdir()
+    (table / "table.toml").write_text(
+        'title = "Mine"\n[[run]]\nrecipe = "bad"\n[[run]]\nrecipe = "good"\n'
+    )
+    good = 'about = "good"\n[[evaluate]]\nbound = "discrete"\n'
+    (table / "good.toml").write_text(good)
+    (table / "bad.toml").write_text(good + 'process = ["no-such-process"]\n')
+    code, _, err = said("reproduce", "mine", *SMOKE)
+    assert code == 2
+    assert "1 of 2 runs failed" in err and "bad: " in err and "no-such-process" in err
+    record = read(here / "results" / "mine-smoke.json")
+    assert not record["complete"]
+    bad, fine = record["runs"]
+    assert (bad["complete"], len(bad["figures"])) == (False, 0)
+    assert (fine["complete"], len(fine["figures"])) == (True, 1)
+
+
+def test_killed_and_gone_on_with(here: Path) -> None:
+    """SIGTERM reaches the runs, which save; the same command finishes them."""
+    table = here / "mine"
+    table.mkdir()
+    (table / "table.toml").write_text('title = "Mine"\n[[run]]\nrecipe = "long"\n')
+    recipe = 'about = "long"\n[training]\nsteps = 2000\nbatch = 4\n'
+    recipe += '[model]\nnetwork = "unet-tiny"\nwidth = 8\nmultipliers = [1, 1]\n'
+    recipe += "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
+    (table / "long.toml").write_text(recipe)
+    command = ("reproduce", "mine", "--device", "cpu")
+    first = helpers.start(*command, cwd=here)
+    run = here / "runs/reproduce/mine/long"
+    helpers.waited(lambda: helpers.reached(run, 5))
+    first.tell(signal.SIGTERM)
+    ended = first.wait()
+    assert ended.code == 143
+    assert "everything is saved" in ended.err
+    done = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    assert 5 <= done < 2000
+    (found,) = read(here / "results/mine.json")["runs"]
+    assert not found["complete"] and found["steps"] == done
+    second = helpers.start(*command, "--minutes", "0.15", cwd=here).wait()
+    assert second.code == 0
+    starts = (run / "starts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in starts] == [0, done]
+
+
+@pytest.mark.slow
+def test_published_sets_in_miniature(here: Path, said: Said) -> None:
+    """Recipes of the paper's tables, from files as they are published to a picture."""
+    write_idx(here / "data")
+    _, _, batches = cifar(8)
+    (here / "data" / "cifar-10-batches-bin").mkdir()
+    for name, content in batches.items():
+        (here / "data" / "cifar-10-batches-bin" / name).write_bytes(content)
+    for table, only in (("mnist", "joint-alda"), ("cifar10", "joint-malda")):
+        command = ("reproduce", table, *SMOKE, "--data-folder", "data", "--only", only)
+        code, _, err = said(*command)
+        assert code == 0, err
+        (run,) = read(here / "results" / f"{table}-smoke.json")["runs"]
+        assert run["paper"] in (124.6, 3.13) and run["complete"]
+        assert all(figure["bits_per_dim"] > 0 for figure in run["figures"])
+    picture = here / "runs/reproduce-smoke/cifar10/joint-malda/table/ancestral-2.png"
+    assert picture.read_bytes()[1:4] == b"PNG"
+
+
+def test_mistakes(here: Path, said: Said) -> None:
+    for words, wrong in (
+        (("reproduce", "mnst"), "there is no table 'mnst'"),
+        (("reproduce", "digits", "--only", "joint-cdl"), "--only joint-cdl; expected some of"),
+        (("reproduce", "digits", "--jobs", "0"), "--jobs 0; expected a whole number ≥ 1"),
+        (("reproduce", "mnist", "--data-folder", "nowhere"), "nowhere"),
+        (("train", "--recipe", "digits/channl"), "Perhaps you meant 'digits/channel'"),
+        (("train", "--recipe", "digits/channel", "--config", "x.json"), "expected one of them"),
+        (("train", "--smoke"), "--smoke is for a --recipe"),
+    ):
+        code, _, err = said(*words)
+        assert code == 2 and wrong in err, err
+    assert not (here / "runs").exists()
