@@ -47,6 +47,7 @@ from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
 Figures = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Parametrisation = Literal["channel", "joint"]
+FeaturesOf = Literal["x", "z"]
 
 
 @part("score-model")
@@ -64,15 +65,18 @@ class ScoreModel(nn.Module):
         truncation: Truncation | None = None,
         features: Sequence[float] | Literal["bins"] | None = None,
         precondition: bool = True,
+        features_of: FeaturesOf = "x",
     ) -> None:
         """
         data_mean, data_std: of the numbers that diffuse; likelihood.moments(x) gives them.
         truncation: NoiseLevel or FixedTime; by default a sixth of a pixel's bin, or a thousandth
             of the data's standard deviation.
-        features: frequencies whose sines and cosines (of x̃, or of z for "joint") the network gets
-            as further entries of axis 1; "bins" stands for two bins and one bin of the pixels.
+        features: frequencies whose sines and cosines (of x̃) the network gets as further entries of
+            axis 1; "bins" stands for two bins and one bin of the pixels.
         precondition: False leaves out the Gaussian answer and all scaling: the network gets x̃ (or
             y) as it is, and its output is the noise.
+        features_of: "z" for a joint model whose features are of the noised data alone, y's first
+            variable, which knows x less well than all of them together.
         """
         super().__init__()
         if parametrisation not in ("channel", "joint"):
@@ -104,6 +108,12 @@ class ScoreModel(nn.Module):
         self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
         self.features = self._as_features(features)
         self.precondition = precondition
+        if features_of not in ("x", "z"):
+            raise ValueError(
+                f"features_of={features_of!r}; expected 'x' (what all variables say about the "
+                "data) or 'z' (the noised data alone)."
+            )
+        self.features_of: FeaturesOf = features_of
 
     # ---------------------------------------------------------------- what users call
 
@@ -170,7 +180,8 @@ class ScoreModel(nn.Module):
         sigma = over(view.sigma.clamp(max=LARGEST), along)
         if self.parametrisation == "channel":
             return self.denoise((along * sigma).to(kind), view.logsnr).to(y.dtype)
-        guess = contract(view.direction, self.joint_residual(y, kernel, view).to(along.dtype))
+        residual = self.joint_residual(y, kernel, view, along * sigma)
+        guess = contract(view.direction, residual.to(along.dtype))
         answer = self.answer(view.sigma, along)
         return (answer.data(along * sigma) - sigma * guess).to(y.dtype)
 
@@ -196,7 +207,7 @@ class ScoreModel(nn.Module):
         if self.parametrisation == "channel":
             parallel = self.predict(x_noisy.to(y.dtype), view.logsnr).to(along.dtype)
             return (white + expand(view.direction, parallel - along)).to(y.dtype)
-        guess = self.joint_residual(y, kernel, view)
+        guess = self.joint_residual(y, kernel, view, x_noisy)
         if not self.precondition:
             return guess
         gaussian = self.answer(view.sigma, x_noisy).noise(x_noisy)
@@ -268,6 +279,7 @@ class ScoreModel(nn.Module):
             "parametrisation": self.parametrisation,
             "truncation": None if self._truncation is None else described(self._truncation),
             "features": list(self.features),
+            **({"features_of": self.features_of} if self._looks_at_bins else {}),
             "precondition": bool(self.precondition),
             "data_mean_shape": list(self.moments.mean.shape),
             "data_std_shape": list(self.moments.std.shape),
@@ -292,6 +304,7 @@ class ScoreModel(nn.Module):
             None if truncation is None else rebuilt(truncation, "the truncation", object),  # type: ignore[arg-type]
             fields["features"] or None,
             fields["precondition"],
+            fields.get("features_of", "z"),  # what they were of before one could choose
         )
 
     # ---------------------------------------------------------------- for the objectives
@@ -321,10 +334,22 @@ class ScoreModel(nn.Module):
             return self._call(x_noisy, x_noisy, logsnr)
         return answer.scale * self._call(answer.normalised(x_noisy), x_noisy, logsnr)
 
-    def joint_residual(self, y: Tensor, kernel: Transition, view: View) -> Tensor:
-        """What the network adds to the Gaussian answer of a joint model: (B, K, *shape)."""
+    def joint_residual(
+        self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None = None
+    ) -> Tensor:
+        """What the network adds to the Gaussian answer of a joint model: (B, K, *shape).
+
+        x_noisy: x̃, (B, *shape); found from y where it is not known.
+        """
+        raw = y[:, :1]
+        if self._looks_at_bins and self.features_of == "x":
+            if x_noisy is None:
+                white = kernel.noise(y.to(torch.float64), torch.zeros_like(y[:, 0]).double())
+                along = contract(view.direction, white)
+                x_noisy = along * over(view.sigma.clamp(max=LARGEST), along)
+            raw = x_noisy.to(torch.promote_types(y.dtype, torch.float32)).unsqueeze(1)
         if not self.precondition:
-            return self._call(y, y[:, :1], view.logsnr)
+            return self._call(y, raw, view.logsnr)
         x = y[:, 0]
         mean, std = self.moments.mean.to(y.dtype), self.moments.std.to(y.dtype)
         response = kernel.response.to(y.dtype)
@@ -332,7 +357,12 @@ class ScoreModel(nn.Module):
         centred = y - expand(response, mean.expand_as(x))
         wide = (expand(response.square(), (std**2).expand_as(x)) + over(spread, y)).sqrt()
         scale = GaussianAnswer.of(self.moments, view.sigma, x).scale.expand_as(x)
-        return scale.unsqueeze(1) * self._call(centred / wide, y[:, :1], view.logsnr)
+        return scale.unsqueeze(1) * self._call(centred / wide, raw, view.logsnr)
+
+    @property
+    def _looks_at_bins(self) -> bool:
+        """Whether it is a joint model with features, of which there are two kinds."""
+        return self.parametrisation == "joint" and bool(self.features)
 
     def check_data(self, x: Tensor, likelihood: Likelihood) -> None:
         """Raise if this can't be a batch for this model under this likelihood."""

@@ -380,10 +380,12 @@ def joint_error(
 ) -> Tensor:
     """ε − ε̂ in all variables at y = r x + L ε, without cancellation: (B, K, *shape)."""
     y, _ = kernel.sample(x, noise=eps)
-    guess = model.joint_residual(y, kernel, view)
+    noise = contract(view.direction, eps)
+    x_noisy = x + over(view.sigma.clamp(max=LARGEST), x) * noise
+    guess = model.joint_residual(y, kernel, view, x_noisy)
     if not model.precondition:
         return eps - guess
-    along = model.answer(view.sigma, x).error(x, contract(view.direction, eps))
+    along = model.answer(view.sigma, x).error(x, noise)
     return expand(view.direction, along) - guess
 
 

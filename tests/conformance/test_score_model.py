@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 import ornstein
 from ornstein import Continuous, Discrete, NoiseLevel, ScoreModel
+from ornstein.answers import View
+from ornstein.networks import MLP
+from ornstein.terms import joint_error
 from tests.test_errors import message, says
 
 
@@ -120,3 +123,71 @@ def test_pixels_of_twelve_bits(dtype: torch.dtype) -> None:
     model = ScoreModel(Scaled(), ornstein.cld(), Discrete(4096), data_std=0.6)
     found = ornstein.elbo(model, x.to(dtype), random=1).nats
     assert torch.equal(found, ornstein.elbo(model, x, random=1).nats)
+
+
+# ---------------------------------------------------------------- features of joint models
+
+
+class Heard(nn.Module):
+    """Remembers what it was given; its answer depends on all of it."""
+
+    def __init__(self, variables: int) -> None:
+        super().__init__()
+        self.variables, self.inputs = variables, torch.zeros(())
+
+    def forward(self, x: Tensor, logsnr: Tensor) -> Tensor:
+        self.inputs = x.detach()
+        return x[:, : self.variables] * x[:, self.variables :].sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["vpsde", "cld", "alda", "malda", "psld"])
+@pytest.mark.parametrize("given", ["x", "z"])
+def test_features_are_of_what_knows_x(name: str, given: str) -> None:
+    """Sines and cosines of x̃ = x + σ ε_∥, or of z, in the bound and from a state alone."""
+    process = ornstein.processes.PRESETS[name]()
+    K, frequency = process.n_vars, 400.0
+    model = ScoreModel(
+        Heard(K), process, Continuous(), "joint", features=[frequency], features_of=given
+    )
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, dtype=torch.float64, generator=generator)
+    eps = torch.randn(6, K, 3, dtype=torch.float64, generator=generator)
+    s = torch.linspace(0.02, 0.5, 6, dtype=torch.float64)
+    kernel = process.transition(s)
+    view = View.of(kernel)
+    y, _ = kernel.sample(x, noise=eps)
+    error = joint_error(model, kernel, view, x, eps)
+    first = model.network.inputs[:, K:]
+    known = x + view.sigma[:, None] * (view.direction[..., None] * eps).sum(1)
+    seen = known if given == "x" else y[:, 0]
+    truth = torch.stack([(frequency * seen).sin(), (frequency * seen).cos()], 1)
+    assert torch.allclose(first, truth, rtol=0, atol=1e-9)
+    noise = model.noise(y, s)  # whitens the state to find the same
+    assert torch.allclose(model.network.inputs[:, K:], truth, rtol=0, atol=1e-6)
+    assert torch.allclose(eps - noise, error, rtol=0, atol=1e-5)
+    model.estimate(y, s)
+    assert torch.allclose(model.network.inputs[:, K:], truth, rtol=0, atol=1e-6)
+    again = model.joint_residual(y, kernel, view)  # where x̃ is not known
+    assert torch.allclose(model.network.inputs[:, K:], truth, rtol=0, atol=1e-6)
+    assert torch.isfinite(again).all()
+
+
+def test_features_of_are_remembered_and_old_models_keep_theirs() -> None:
+    network = MLP((3,), variables=2, features=1, width=8)
+    for given in ("x", "z"):
+        model = ScoreModel(
+            network, ornstein.cld(), Continuous(), "joint", features=[2.0], features_of=given
+        )
+        record = model.describe()
+        assert record["features_of"] == given
+        assert ScoreModel.rebuild(record).features_of == given
+    del record["features_of"]  # as models were written before there was a choice
+    assert ScoreModel.rebuild(record).features_of == "z"
+    plain = ScoreModel(MLP((3,), features=1), ornstein.cld(), Continuous(), features=[2.0])
+    assert "features_of" not in plain.describe()  # x̃ in any case
+    says(
+        message(lambda: ScoreModel(network, ornstein.cld(), features_of="y")),  # type: ignore[arg-type]
+        "features_of='y'",
+        "'x'",
+        "'z'",
+    )

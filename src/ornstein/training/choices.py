@@ -18,7 +18,7 @@ from ornstein.networks import MLP, UNet
 from ornstein.process import Process
 from ornstein.processes import PRESETS, learned
 from ornstein.schedules import Linear
-from ornstein.score import Parametrisation, ScoreModel
+from ornstein.score import FeaturesOf, Parametrisation, ScoreModel
 from ornstein.truncation import FixedTime, NoiseLevel, Truncation
 
 Rows = tuple[tuple[float, ...], ...]  # a matrix
@@ -166,6 +166,8 @@ class Modelling:
     """Truncate at this time instead."""
     bins: bool = True
     """Let the network see where in its bin a pixel is."""
+    bins_of: FeaturesOf = "x"
+    """joint: see it by what all variables say about x, or by the noised data z alone."""
     per_channel: bool = True
     """Mean and standard deviation of the data for each channel."""
     network: Literal["natural", "unet", "unet-small", "unet-tiny", "mlp"] = "natural"
@@ -199,6 +201,7 @@ class Modelling:
             data_std=std,
             truncation=self._truncation(),
             features="bins" if bins else None,
+            features_of=self.bins_of,
         )
 
     def _likelihood(self, data: Dataset) -> Likelihood:
