@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import speed_page, way_page
+from benchmarks import results_page, speed_page, way_page
 from benchmarks.way_results import Results
 from ornstein.bench import Figures
 
@@ -399,6 +399,12 @@ def about_speed() -> str:
     return speed_page.filled(text, gpu, cpu, picture, before)
 
 
+def about_results() -> str:
+    """docs/results.md with its figures renewed, from what there is."""
+    text = (ROOT / "docs" / "results.md").read_text()
+    return results_page.filled(text, ROOT / "results")
+
+
 # ---------------------------------------------------------------- docs/bits-per-dim.md
 
 
@@ -543,6 +549,7 @@ def main() -> None:
         ROOT / "docs" / "solvers.md": about_sampling("solvers.md"),
         ROOT / "docs" / "way-back.md": about_sampling("way-back.md"),
         ROOT / "docs" / "speed.md": about_speed(),
+        ROOT / "docs" / "results.md": about_results(),
         ROOT / "README.md": readme(),
     }
     for path, text in pages.items():

@@ -31,6 +31,17 @@ def of_part(part: Part, cuda: bool) -> Iterable[str]:
             yield ""
 
 
+def ratios(part: Part) -> Iterable[str]:
+    """Its tables without times, which mean little on a machine that others use."""
+    for table in part.tables:
+        (first, *_, last), rows = table.shown(False)
+        if table.ratio:
+            yield f"{table.title[0].upper()}{table.title[1:]}:"
+            yield ""
+            yield from tabled([first, last], [[row[0], row[-1]] for row in rows])
+            yield ""
+
+
 def limits(found: Figures) -> Iterable[str]:
     """All figures that have a limit."""
     checks = [check for part in found.parts.values() for check in part.checks]
@@ -89,7 +100,7 @@ def lines(
             yield MISSING
             return
         for part in cpu.parts.values():
-            yield from of_part(part, cuda=False)
+            yield from ratios(part)
         yield where(cpu)
     elif gpu is None or (name in PARTS and name not in gpu.parts):
         yield MISSING

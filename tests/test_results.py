@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import ornstein
-from benchmarks import page, speed_page, way_page
+from benchmarks import page, results_page, speed_page, way_page
 from benchmarks.way_results import FEW, Figure, Results, sliced, ways
 from ornstein.bench import Ceilings, Check, Figures, Line, Part, Table
 
-FILES = sorted(page.RESULTS.glob("*.json"))
+FILES = sorted([*page.RESULTS.glob("*.json"), *(page.ROOT / "results").glob("*.json")])
 SAMPLING = ("solvers.md", "way-back.md")
 
 
@@ -58,6 +58,13 @@ def test_figures_about_speed(tmp_path: page.Path) -> None:
         shown.count(speed_page.MISSING) == 8
     )  # five parts, the picture, the CPU, the state before
     assert speed_page.filled(shown, found, None, tmp_path / "none.png") == shown
+
+
+def test_the_page_of_results_is_what_the_results_say() -> None:
+    text = (page.ROOT / "docs" / "results.md").read_text()
+    assert text == page.about_results()
+    places = [found[2] for found in way_page.PLACE.finditer(text)]
+    assert sorted(places) == sorted(results_page.NAMES)
 
 
 def test_every_figure_has_its_place() -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 
+from ornstein import viz
 from ornstein.cli.reading import NoHint
 from ornstein.cli.words import of_time
 from ornstein.files import write_text
-from ornstein.reproduce import recipe
+from ornstein.reproduce import auxiliary, recipe, runtime
 from ornstein.reproduce.results import collected, table, where
 from ornstein.reproduce.running import Errand, Pool, Setting, Stopped, errands
 from ornstein.training import Interrupted
@@ -31,6 +34,8 @@ tables:
   cifar10     bits/dim of CIFAR-10, and samples
   imagenet32  bits/dim of ImageNet at 32 × 32
   digits      the same on the embedded digits, for a CPU: minutes, no downloads
+  runtime     what it costs to find the kernel automatically
+  auxiliary   whether the auxiliary variables know anything of the data
 
 or a folder of your own, with recipes and a table.toml. Every run is a chain of commands that could
 be typed (--dry-run shows them). What is interrupted goes on when the command is repeated.
@@ -76,6 +81,9 @@ class Reproduce:
 
     def run(self) -> None:
         console = Console(highlight=False, soft_wrap=True)
+        if self.table in MEASURES:
+            self._measure(console)
+            return
         plan = self._chosen(recipe.plan(self.table))
         device = device_of(self.device)
         setting = self._setting(plan)
@@ -108,6 +116,35 @@ class Reproduce:
         if pool.failed:
             lines = "\n  ".join(f"{name}: {said}" for name, said in pool.failed.items())
             raise ValueError(f"{len(pool.failed)} of {len(todo)} runs failed:\n  {lines}")
+
+    def _measure(self, console: Console) -> None:
+        """A table that needs no training."""
+        if self.only or self.data is not None or self.data_folder is not None:
+            raise ValueError(
+                f"{self.table} has no runs and no data; expected no --only, --data or "
+                "--data-folder with it."
+            )
+        if self.dry_run:
+            console.print(f"{self.table}: a minute or two (--dry-run)", style="dim")
+            return
+        measure, rows = MEASURES[self.table]
+        record = {**measure(self), "command": self._typed(), "smoke": self.smoke}
+        name = self.table + ("-smoke" if self.smoke else "")
+        write_text(self.out / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))
+        write_text(self.out / f"{name}.md", "\n".join(rows(record)) + "\n")
+        if self.table == "auxiliary":
+            viz.save(viz.auxiliary_used(record), self.out / f"{name}.png")
+        console.print("\n".join(rows(record)), markup=False)
+        console.print(f"wrote {self.out / name}.json and .md", style="dim")
+
+    def _auxiliary(self) -> dict[str, Any]:
+        """Presets, the paper's examples, and learned processes that are there."""
+        processes = auxiliary.known()
+        for config in sorted((self.runs or Path("runs/reproduce")).glob("**/config.json")):
+            if "joint-learned" in config.parent.name and (config.parent / "metrics.jsonl").exists():
+                name = f"{config.parent.parent.name}, {config.parent.name}"
+                processes[name] = auxiliary.of_run(config.parent)
+        return auxiliary.auxiliary(processes, VARIANCE)
 
     def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
         """Only the runs that were asked for."""
@@ -160,8 +197,36 @@ class Reproduce:
         write_text(self.out / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))
         lines = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
         write_text(self.out / f"{name}.md", "\n".join(lines) + "\n")
+        pictures = _drawn(record, self.out / name)
+        for errand in todo:
+            for title, path in errand.pictures().items():
+                if path.is_file():
+                    shutil.copyfile(path, self.out / f"{name}-{errand.name}-{title}.png")
+                    pictures.append(f"{name}-{errand.name}-{title}.png")
         console.print("\n".join(table(record)), markup=False)
-        console.print(f"wrote {self.out / name}.json and .md", style="dim")
+        files = ", ".join([f"{name}.json", f"{name}.md", *pictures])
+        console.print(f"wrote {files} to {self.out}", style="dim")
+
+
+#: what is measured without runs, and its lines of Markdown
+MEASURES: dict[str, tuple[Callable[[Reproduce], dict[str, Any]], Callable[..., list[str]]]] = {
+    "runtime": (lambda it: runtime.runtime(device_of(it.device), it.smoke), runtime.rows),
+    "auxiliary": (lambda it: it._auxiliary(), auxiliary.rows),
+}
+VARIANCE = 0.25  # of data in [−1, 1], about
+
+
+def _drawn(record: dict[str, Any], base: Path) -> list[str]:
+    """Pictures of a table, where there are figures: their names."""
+    looks = [figure["look"] for run in record["runs"] for figure in run["figures"]]
+    drawn = []
+    if looks:
+        bars = viz.bound_bars(viz.bars_of(record), record["title"])
+        drawn.append(viz.save(bars, Path(f"{base}-bits.png")))
+    if "discrete" in looks:
+        curves = viz.where_bits(viz.evaluations_of(record, "discrete"))
+        drawn.append(viz.save(curves, Path(f"{base}-where.png")))
+    return [path.name for path in drawn]
 
 
 def _said(errand: Errand, word: str) -> str:

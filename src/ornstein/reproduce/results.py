@@ -161,13 +161,19 @@ def _variables(run: Mapping[str, Any], process: str | None) -> str:
     return str(run["variables"] or "") if process == run["process"] else ""
 
 
-def _head(look: str) -> str:
+def worded(look: str) -> str:
+    """A look's title as people read it."""
+    parts = [part.replace("time", "from s = ").replace("level", "from σ = ") for part in _cut(look)]
+    return ", ".join(parts)
+
+
+def _cut(look: str) -> list[str]:
     bound, *rest = look.split("-")
-    words = ["bits/dim" if bound == "own" else f"bits/dim, {bound}"]
-    for part in rest:
-        part = part.replace("time", "from s = ").replace("level", "from σ = ")
-        words.append(part)
-    return ", ".join(words)
+    return [*([] if bound == "own" else [bound]), *rest]
+
+
+def _head(look: str) -> str:
+    return ", ".join(filter(None, ("bits/dim", worded(look))))
 
 
 def _cell(figures: Iterable[Mapping[str, Any]], look: str, process: str | None) -> str:

@@ -10,6 +10,7 @@ from ornstein.viz.gallery import gallery
 from ornstein.viz.html import Section, Table, measured
 from ornstein.viz.images import grid, picture, save_image, scatter
 from ornstein.viz.page import page
+from ornstein.viz.paper import auxiliary_used, bars_of, bound_bars, evaluations_of, where_bits
 from ornstein.viz.report import report
 from ornstein.viz.solvers import solvers
 from ornstein.viz.style import save
@@ -19,8 +20,12 @@ __all__ = [
     "Section",
     "Summary",
     "Table",
+    "auxiliary_used",
+    "bars_of",
     "bits",
+    "bound_bars",
     "curves",
+    "evaluations_of",
     "gallery",
     "grid",
     "matrices",
@@ -39,4 +44,5 @@ __all__ = [
     "summarise",
     "training",
     "where",
+    "where_bits",
 ]

@@ -1,0 +1,108 @@
+"""The figures on docs/results.md, from the JSON files under results/.
+
+Places on the page are those of `way_page`: `<!-- figures: NAME -->`. What was not measured says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ablation, rounding
+from benchmarks.way_page import PLACE, tabled
+from ornstein.evaluation import with_error
+from ornstein.reproduce import auxiliary, results, runtime
+
+Record = dict[str, Any]
+TABLES = ("mnist", "cifar10", "imagenet32", "digits")
+MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
+    "runtime": runtime.rows,
+    "auxiliary": auxiliary.rows,
+    "ablation": ablation.rows,
+    "rounding": lambda record: [*rounding.rows(record), *rounding.ratios(record)],
+}
+PICTURES = {
+    "mnist": ("mnist-bits.png", "Bits per dimension of MNIST, ours and the paper's"),
+    "cifar10": ("cifar10-bits.png", "Bits per dimension of CIFAR-10, ours and the paper's"),
+    "auxiliary": ("auxiliary.png", "What auxiliary variables know of x, over time"),
+    "digits": ("digits-bits.png", "Bits per dimension of the digits"),
+    "where": ("digits-where.png", "Bits per unit of log SNR, over log SNR"),
+}
+NAMES = (*TABLES, "efficiency", "samples", "where", *MEASURES)
+MISSING = "Not measured yet."
+#: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
+LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.31))
+
+
+def read(folder: Path) -> dict[str, Record]:
+    """All files of results, by their names."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def of_table(record: Record) -> Iterable[str]:
+    """A table of the paper, with its origin."""
+    yield f"{record['title']}. {record['about']} `{record['command']}`"
+    yield ""
+    yield from results.table(record)
+    yield ""
+    yield f"({results.where(record)})"
+
+
+def origin(record: Record) -> str:
+    """The command, and on what it ran."""
+    p = record["provenance"]
+    machine = p.get("gpu") or p["cpu"]
+    where = f"{machine}, PyTorch {p['torch']}, {p['date']}, commit {p['commit']}"
+    return f"(`{record['command']}`; {where})"
+
+
+def efficiency(record: Record) -> Iterable[str]:
+    """Table 2: how many weights it takes."""
+    rows = [[name, str(K), f"{n / 1e6:.0f} M", f"{b:.2f} (published)"] for name, K, n, b in LARGE]
+    for run in record["runs"]:
+        for figure in run["figures"]:
+            if figure["look"] != "discrete" or figure["process"] != run["process"]:
+                continue
+            name = f"{run['parametrisation']}, {run['process']}"
+            count = f"{run['parameters'] / 1e6:.1f} M"
+            bits = with_error(figure["bits_per_dim"], figure["standard_error"])
+            rows.append([name, str(run["variables"]), count, bits])
+    yield from tabled(["", "K", "weights", "CIFAR-10, bits/dim"], rows)
+
+
+def samples(pictures: Path) -> Iterable[str]:
+    """Grids that are there."""
+    for path in sorted(pictures.glob("cifar10-*-ancestral-*.png")):
+        yield f"![Samples: {path.stem.removeprefix('cifar10-')}](../results/{path.name})"
+
+
+def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
+    """What stands in one place."""
+    if name in TABLES and name in found:
+        yield from of_table(found[name])
+    elif name in MEASURES and name in found:
+        yield from MEASURES[name](found[name])
+        yield ""
+        yield origin(found[name])
+    elif name == "efficiency" and "cifar10" in found:
+        yield from efficiency(found["cifar10"])
+    elif name == "samples":
+        yield from samples(pictures)
+    if name in PICTURES and (pictures / PICTURES[name][0]).exists():
+        file, text = PICTURES[name]
+        yield ""
+        yield f"![{text}](../results/{file})"
+
+
+def filled(text: str, folder: Path) -> str:
+    """The page with its figures and pictures renewed."""
+    found = read(folder)
+
+    def renew(place: re.Match[str]) -> str:
+        shown = "".join(f"{line}\n" for line in lines(place[2], found, folder)).strip("\n")
+        return place[1] + (shown or MISSING) + "\n" + place[3]
+
+    return PLACE.sub(renew, text)
