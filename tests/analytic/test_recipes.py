@@ -10,7 +10,7 @@ import torch
 from ornstein.data import Dataset, Split
 from ornstein.reproduce import recipe
 from ornstein.reproduce.recipe import Bits, Grid, plan, read
-from ornstein.reproduce.running import Setting, errands
+from ornstein.reproduce.running import Errand, Setting, errands
 from ornstein.training import preset
 from tests.test_errors import message, says
 
@@ -132,7 +132,7 @@ def test_smoke_changes_the_size_alone(name: str) -> None:
 
 def test_commands_of_a_table(tmp_path: Path) -> None:
     found = {e.name: e for e in errands(plan("mnist"), Setting(tmp_path, data_folder="data"))}
-    assert {"channel", "joint-learned-1-seed0", "joint-learned-1-seed1"} <= set(found)
+    assert {"channel", "joint-learned-1", "joint-learned-1-seed1"} <= set(found)
     first, *rest = found["joint-learned-1-seed1"].typed()
     folder = tmp_path / "joint-learned-1-seed1"
     assert first == (
@@ -156,12 +156,67 @@ def test_commands_of_a_table(tmp_path: Path) -> None:
         ('about = "a"\nevaluate = 3', ["evaluate=3", "[[evaluate]]"]),
         ('about = "a"\n[[sample]]\nsteps = 0', ["steps=0", "≥ 1"]),
         ('about = "a', ["can't be read", "expected a TOML file"]),
+        ('about = "a"\n[[evaluate]]\nprocess = ["cdl"]', ["process='cdl'", "meant 'cld'"]),
+        ('about = "a"\n' + 2 * "[[evaluate]]\n", ["two [[evaluate]] are both 'own'", "once"]),
+        ('about = "a"\n[[sample]]\nsolver = "euclid"', ["solver='euclid'", "euler"]),
+        (
+            'about = "a"\n[[evaluate]]\nfixed_time = 1e-3\nnoise_level = 1e-3',
+            ["fixed_time and noise_level"],
+        ),
+        (
+            'about = "a"\n[model]\nparametrisation = "joint"\n[[sample]]\nprocess = "cld"',
+            ["belongs to its process", "cld"],
+        ),
     ],
 )
 def test_mistakes_in_a_recipe(text: str, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     says(message(lambda: read(path)), "mine.toml", *words)
+
+
+def test_a_folder_of_the_same_name_hides_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert plan("mnist").title == "Bits per dimension of MNIST"
+    (tmp_path / "table.toml").write_text('title = "Mine"\n[[run]]\nrecipe = "a"\n')
+    (tmp_path / "a.toml").write_text('about = "a"\n[data]\ndata = "moons"\n')
+    found = plan(".")
+    assert found.name == tmp_path.name
+    assert found.recipes[0].smoke().experiment.model.network == "natural"  # points have no U-Net
+
+
+def test_what_a_run_rests_on(tmp_path: Path) -> None:
+    """Done is what was done with this recipe and has left its files."""
+    (tmp_path / "table.toml").write_text('title = "T"\n[[run]]\nrecipe = "a"\n')
+    text = 'about = "a"\n[training]\nsteps = 5\n[[evaluate]]\nbound = "discrete"\n'
+    (tmp_path / "a.toml").write_text(text)
+
+    def errand(device: str | None = None) -> Errand:
+        (found,) = errands(plan(tmp_path), Setting(tmp_path / "runs", device=device))
+        return found
+
+    one = errand()
+    one.folder.mkdir(parents=True)
+    (one.folder / "config.json").write_text("{}")
+    one.finish(2)
+    assert one.finished() == 1  # there is no figure
+    place = one.looks()["discrete"]
+    place.mkdir(parents=True)
+    (place / "x.json").write_text("{}")
+    assert one.finished() == 2 == errand("cpu").finished()
+    (tmp_path / "a.toml").write_text(text.replace("discrete", "tweedie"))
+    assert errand().finished() == 1
+    (tmp_path / "a.toml").write_text(text + "draws = 9\n")
+    assert errand().finished() == 1
+    (tmp_path / "a.toml").write_text(text.replace("5", "6"))
+    assert errand().finished() == 0
+    (tmp_path / "a.toml").write_text(text.replace('"a"', '"b"') + "[training.watch]\nkeep = 3\n")
+    assert errand().finished() == 2  # neither words nor what is watched
+    (one.folder / "done.json").write_text("nonsense")
+    assert errand().finished() == 0
 
 
 def test_unknown_names() -> None:
@@ -176,6 +231,9 @@ def test_unknown_names() -> None:
         ('[[run]]\nrecipe = "a"', ["no title"]),
         ('title = "t"\n[[run]]\npaper = 1.0', ["no recipe"]),
         ('title = "t"\n[[run]]\nrecipe = "a"\nseeds = []', ["seeds=[]"]),
+        ('title = "t"\n[[run]]\nrecipe = "a"\nseeds = [1, 1]', ["seeds=[1, 1]", "each once"]),
+        ('title = "t"\njobs = 0\n[[run]]\nrecipe = "a"', ["jobs=0", "≥ 1"]),
+        ('title = "t"\n' + 2 * '[[run]]\nrecipe = "a"\n', ["'a' is there twice"]),
         ('title = "t"\n[[run]]\nrecipe = "a"', ["no recipe", "a.toml"]),
     ],
 )

@@ -21,7 +21,9 @@ from ornstein import Counted, Objective, Optimiser, ScoreModel, Training, Watch,
 from ornstein.data import Dataset, Split, Stream
 from ornstein.networks import MLP
 from ornstein.terms import natural_times
-from ornstein.training import Diverged
+from ornstein.training import Diverged, preset
+from ornstein.training.keeping import run_record
+from ornstein.training.run import _decisive
 from tests.training_helpers import checkpoint, lines, resident, state, steps_kept
 
 QUIET = Watch(log_every=1000, valid_every=0, sample_every=0, save_minutes=1e6)
@@ -825,3 +827,24 @@ def test_memory_does_not_grow(kind: str, steps: int, tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("parametrisation", ["channel", "joint"])
+def test_runs_from_before_a_choice_of_features(parametrisation: str) -> None:
+    """A channel run goes on; a joint one does as what it was, and not as the other kind."""
+    data = ornstein.data.load("digits")
+
+    def decisive(bins_of: Any, old: bool = False) -> dict[str, Any]:
+        base = preset("digits")
+        modelling = replace(base.model, parametrisation=parametrisation, bins_of=bins_of)
+        experiment = replace(base, model=modelling)
+        model = experiment.build(data)
+        record = run_record(model, data, experiment.training, experiment.to_record())
+        if old:
+            del record["experiment"]["model"]["bins_of"]
+            record["model"].pop("features_of", None)
+        return _decisive(record)
+
+    before = decisive("z", old=True)
+    assert before == decisive("z")
+    assert (before == decisive("x")) == (parametrisation == "channel")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ def test_dry_run(here: Path, said: Said) -> None:
         "ornstein train --recipe mnist/joint-learned-2 --seed 1 --out "
         "runs/reproduce/mnist/joint-learned-2-seed1 --data-folder data\n"
     ) in out
+    assert "--out runs/reproduce/mnist/joint-learned-2 --data-folder data\n" in out
     assert not list(here.iterdir())
 
 
@@ -44,7 +47,9 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
     code, _, err = said(*command)
     assert code == 0, err
     record, folder = read(here / "results" / "digits-smoke.json"), here / "runs/reproduce-smoke"
-    assert record["complete"] and record["smoke"] and record["table"] == "digits"
+    assert record["smoke"] and record["table"] == "digits"
+    assert not record["complete"]  # there are five more
+    assert all(run["complete"] for run in record["runs"])
     assert record["command"] == "ornstein " + " ".join(command)
     channel, learned = record["runs"]
     assert [f["process"] for f in channel["figures"]] == 2 * ["vpsde", "cld", "malda", "alda"]
@@ -83,10 +88,10 @@ def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     )
     good = 'about = "good"\n[[evaluate]]\nbound = "discrete"\n'
     (table / "good.toml").write_text(good)
-    (table / "bad.toml").write_text(good + 'process = ["no-such-process"]\n')
+    (table / "bad.toml").write_text(good + 'process = ["mine"]\n')  # a folder, but no run
     code, _, err = said("reproduce", "mine", *SMOKE)
     assert code == 2
-    assert "1 of 2 runs failed" in err and "bad: " in err and "no-such-process" in err
+    assert "1 of 2 runs failed" in err and "  bad: " in err and "mine" in err
     record = read(here / "results" / "mine-smoke.json")
     assert not record["complete"]
     bad, fine = record["runs"]
@@ -119,6 +124,45 @@ def test_killed_and_gone_on_with(here: Path) -> None:
     assert second.code == 0
     starts = (run / "starts.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in starts] == [0, done]
+    (table / "long.toml").write_text(recipe.replace("2000", "1"))
+    third = helpers.start(*command, cwd=here).wait()
+    assert third.code == 2
+    assert "holds a run with other options" in third.err and "training.steps: " in third.err
+
+
+def test_one_at_a_time(here: Path, said: Said) -> None:
+    """A lock that commands inherit; a command that was killed says so."""
+    table = here / "mine"
+    table.mkdir()
+    (table / "table.toml").write_text('title = "Mine"\n[[run]]\nrecipe = "long"\n')
+    watch = "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
+    (table / "long.toml").write_text(f'about = "long"\n[training]\nsteps = 100000\n{watch}')
+    command = ("reproduce", "mine", "--device", "cpu")
+    first = helpers.start(*command, cwd=here)
+    run = here / "runs/reproduce/mine/long"
+    helpers.waited(lambda: helpers.reached(run, 2))
+    first.tell(signal.SIGKILL)
+    assert first.wait().code == -signal.SIGKILL
+    code, _, err = said(*command)  # what it had started goes on
+    assert code == 2 and "another process is at work in runs/reproduce/mine" in err
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(here) in os.readlink(path.parent / "cwd") and b"train" in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGTERM)
+    second = helpers.waited(lambda: _free(here / "runs/reproduce/mine/reproduce.lock"))
+    assert second
+
+
+def _free(lock: Path) -> bool:
+    """Whether nobody holds it."""
+    import fcntl
+
+    with lock.open() as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 @pytest.mark.slow

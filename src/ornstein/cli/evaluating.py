@@ -149,7 +149,8 @@ class Evaluate:
                 place = folder / self._stem(opened, model, name, about, flow=True)
                 ode = self._by_flow(model, x, title, place)
             row = Row(title, found, folder / f"{stem}.json", pair, ode)
-            more: dict[str, Any] = {"split": self.split, "which": self.which, "step": opened.step}
+            more: dict[str, Any] = {"asked": name, "split": self.split}
+            more |= {"which": self.which, "step": opened.step}
             more["data"] = data.describe()
             if pair is not None:
                 more["pair"] = pair

@@ -84,10 +84,11 @@ class Reproduce:
         if self.table in MEASURES:
             self._measure(console)
             return
-        plan = self._chosen(recipe.plan(self.table))
+        whole = recipe.plan(self.table)
+        plan = self._chosen(whole)
         device = device_of(self.device)
         setting = self._setting(plan)
-        todo = errands(plan, setting)
+        todo, all_ = errands(plan, setting), errands(whole, setting)
         jobs = self.jobs or (plan.jobs if device.type == "cuda" else 1)
         console.print(f"[bold]{escape(plan.title)}[/bold]: {len(todo)} runs, {jobs} side by side")
         if plan.minutes is not None and not (self.smoke or self.only):
@@ -104,10 +105,10 @@ class Reproduce:
         pool = Pool(jobs, until, lambda errand, word: console.print(_said(errand, word)))
         stopped: Stopped | None = None
         try:
-            pool.do(todo)
+            pool.do(todo, setting.runs)
         except Stopped as error:
             stopped = error
-        self._write(plan, todo, console)
+        self._write(whole, all_, console)  # of all runs, whichever were asked for now
         if stopped is not None and stopped.signal:
             done = sum(errand.finished() for errand in todo)
             raise Interrupted(done, stopped.signal, what="command")
@@ -149,6 +150,8 @@ class Reproduce:
     def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
         """Only the runs that were asked for."""
         known = [planned.recipe for planned in plan.run]
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"--minutes {self.minutes}; expected a number > 0.")
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"--jobs {self.jobs}; expected a whole number ≥ 1.")
         for name in self.only:
@@ -194,6 +197,9 @@ class Reproduce:
     def _write(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
         record = collected(plan, todo, self._typed(), self.smoke)
         name = plan.name + ("-smoke" if self.smoke else "")
+        if not record["runs"]:
+            console.print("there is nothing to write yet", style="dim")
+            return
         write_text(self.out / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))
         lines = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
         write_text(self.out / f"{name}.md", "\n".join(lines) + "\n")

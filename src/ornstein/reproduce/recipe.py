@@ -13,11 +13,14 @@ the same in miniature: a tiny network, a few steps, a few examples, for a test t
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ornstein.data.toys import TOYS
+from ornstein.processes import PRESETS
 from ornstein.training import Experiment
 from ornstein.training.options import Checked
 from ornstein.training.records import from_record
@@ -33,6 +36,9 @@ FOLDERS = (HERE.parents[1] / "recipes", HERE.parents[3] / "recipes")
 TABLE = "table"  # a file of this name lists what belongs to a table
 
 T = TypeVar("T")
+Name = Literal[
+    "ancestral", "exponential", "sde-2", "heun", "flow", "splitting", "corrector", "euler"
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,16 @@ class Bits(Checked):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
+        if self.fixed_time is not None and self.noise_level is not None:
+            raise ValueError("fixed_time and noise_level were both given; expected one of them.")
+        for name in self.process:
+            known = name in PRESETS or re.fullmatch(r"learned-\d+(-full)?", name)
+            if not known and not Path(name).exists():
+                close = difflib.get_close_matches(name, PRESETS, n=1)
+                hint = f" Perhaps you meant {close[0]!r}." if close else ""
+                raise ValueError(
+                    f"process={name!r}; expected a preset, learned-N or the folder of a run.{hint}"
+                )
 
     @property
     def title(self) -> str:
@@ -77,7 +93,7 @@ class Grid(Checked):
 
     n: int = 64
     process: str | None = None
-    solver: str = "ancestral"
+    solver: Name = "ancestral"
     steps: int = 500
     seed: int = 0
 
@@ -89,7 +105,8 @@ class Grid(Checked):
     @property
     def title(self) -> str:
         """A file's name."""
-        return "-".join(filter(None, (self.process, self.solver, str(self.steps))))
+        seed = f"seed{self.seed}" if self.seed else None
+        return "-".join(filter(None, (self.process, self.solver, str(self.steps), seed)))
 
     def arguments(self) -> list[str]:
         """For `ornstein sample`."""
@@ -109,6 +126,28 @@ class Recipe:
     evaluate: tuple[Bits, ...] = ()
     sample: tuple[Grid, ...] = ()
 
+    def check(self) -> None:
+        """What would be found out only after training."""
+        kinds: dict[str, tuple[Bits | Grid, ...]]
+        kinds = {"evaluate": self.evaluate, "sample": self.sample}
+        for kind, listed in kinds.items():
+            titles = [one.title for one in listed]
+            for title in titles:
+                if titles.count(title) > 1:
+                    raise ValueError(
+                        f"two [[{kind}]] are both {title!r}; expected each of them once."
+                    )
+        joint = self.experiment.model.parametrisation == "joint"
+        asked = [
+            *(p for one in self.evaluate for p in one.process),
+            *(g.process for g in self.sample),
+        ]
+        if joint and any(asked):
+            raise ValueError(
+                f"a joint model belongs to its process; expected no process in [[evaluate]] and "
+                f"[[sample]], and there are {', '.join(filter(None, asked))}."
+            )
+
     def smoke(self) -> Recipe:
         """The same in miniature."""
         before = self.experiment
@@ -120,8 +159,11 @@ class Recipe:
         watch = replace(watch, valid_draws=1, quality_every=0)
         training = replace(training, steps=3, batch=4, accumulate=1, precision="float32")
         training = replace(training, optimiser=optimiser, watch=watch)
-        model = replace(before.model, network="unet-tiny", width=8, multipliers=(1, 1))
-        model = replace(model, blocks=None, attention=None, dropout=None)
+        model = replace(before.model, blocks=None, attention=None, dropout=None, depth=None)
+        if before.data.data in TOYS or before.model.network == "mlp":
+            model = replace(model, width=8)
+        else:
+            model = replace(model, network="unet-tiny", width=8, multipliers=(1, 1))
         return replace(
             self,
             experiment=replace(before, model=model, training=training),
@@ -138,7 +180,7 @@ def read(name: str | Path) -> Recipe:
     if not isinstance(about, str):
         raise ValueError(f"{path}: about={about!r}; expected a line that says what it is.")
     try:
-        return Recipe(
+        recipe = Recipe(
             name=_name(path),
             source=_name(path) if _own(path) else str(path.resolve()),
             about=about,
@@ -146,8 +188,10 @@ def read(name: str | Path) -> Recipe:
             sample=_listed(Grid, record.pop("sample", []), "sample"),
             experiment=Experiment.from_record(record),
         )
+        recipe.check()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return recipe
 
 
 @dataclass(frozen=True)
@@ -159,8 +203,10 @@ class Planned(Checked):
     paper: float | None = None  # bits per dimension that the paper reports
 
     def check(self) -> None:
-        if not self.seeds:
-            raise ValueError("seeds=[]; expected one or more whole numbers.")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(
+                f"seeds={list(self.seeds)}; expected one or more whole numbers, each once."
+            )
 
 
 @dataclass(frozen=True)
@@ -178,22 +224,25 @@ class Plan:
 
 def plan(name: str | Path) -> Plan:
     """A table by its name, or by the path of its folder."""
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = next((f / name for f in FOLDERS if (f / name / f"{TABLE}.toml").is_file()), folder)
-    path = folder / f"{TABLE}.toml"
-    if not path.is_file():
+    places = [Path(name).expanduser().resolve(), *(folder / name for folder in FOLDERS)]
+    folder = next((place for place in places if (place / f"{TABLE}.toml").is_file()), None)
+    if folder is None:
         close = difflib.get_close_matches(str(name), tables(), n=1)
         hint = f" Perhaps you meant {close[0]!r}." if close else ""
         raise ValueError(
             f"there is no table {str(name)!r}; expected one of {', '.join(tables())}, or a folder "
             f"with recipes and a {TABLE}.toml.{hint}"
         )
+    path = folder / f"{TABLE}.toml"
     record = _toml(path)
     try:
         runs = _listed(Planned, record.pop("run", []), "run")
         if not runs:
             raise ValueError("there is no [[run]]; expected one for each recipe of the table.")
+        known = [one.recipe for one in runs]
+        for recipe in known:
+            if known.count(recipe) > 1:
+                raise ValueError(f"{recipe!r} is there twice; expected one [[run]], with seeds.")
         bare = from_record(_Heading, record)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -202,11 +251,15 @@ def plan(name: str | Path) -> Plan:
 
 
 @dataclass(frozen=True)
-class _Heading:
+class _Heading(Checked):
     title: str
     about: str = ""
     jobs: int = 1
     minutes: float | None = None
+
+    def check(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs}; expected a whole number ≥ 1.")
 
 
 # ---------------------------------------------------------------- files
@@ -241,7 +294,7 @@ def find(name: str | Path) -> Path:
 
 def _plain(number: float) -> str:
     """Without an exponent, and its minus sign."""
-    return f"{number:.12f}".rstrip("0")
+    return f"{number:.15f}".rstrip("0").rstrip(".")
 
 
 def _name(path: Path) -> str:

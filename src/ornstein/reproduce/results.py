@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ornstein.evaluation import with_error
@@ -21,6 +20,7 @@ from ornstein.training.reading import RunSummary, read_run
 
 Record = dict[str, Any]
 FIGURES = (
+    "asked",
     "bits_per_dim",
     "standard_error",
     "draw_error",
@@ -61,13 +61,15 @@ def _run(errand: Errand) -> Record | None:
         return None
     run = read_run(errand.folder, errand.name)
     training = run.config.get("training", {})
+    figures = _figures(errand)
+    finished = errand.finished() == len(errand.commands)
     return {
         "name": errand.name,
         "recipe": errand.recipe.name,
         "about": errand.recipe.about,
         "seed": errand.seed,
         "paper": errand.planned.paper,
-        "complete": errand.finished() == len(errand.commands),
+        "complete": finished and len(figures) == errand.figures(),
         "commands": errand.typed(),
         "parametrisation": run.parametrisation,
         "process": run.process,
@@ -82,9 +84,16 @@ def _run(errand: Errand) -> Record | None:
         "data": run.config.get("data"),
         "experiment": run.config.get("experiment"),
         "learned": _learned(run),
-        "provenance": dict(run.provenance),
-        "figures": _figures(errand),
+        "model": run.config.get("model"),
+        "provenance": _origin(run),
+        "figures": figures,
     }
+
+
+def _origin(run: RunSummary) -> Record:
+    """Versions, machine and commit of the last start that made a step."""
+    made = [start for start in run.starts if start.get("step", 0) < run.steps]
+    return dict(made[-1] if made else run.provenance)
 
 
 def _learned(run: RunSummary) -> Record | None:
@@ -96,22 +105,13 @@ def _learned(run: RunSummary) -> Record | None:
 def _figures(errand: Errand) -> list[Record]:
     found = []
     for title, folder in errand.looks().items():
-        for path in sorted(folder.glob("*.json"), key=_order(errand, title)):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            found.append({"look": title, **{key: record.get(key) for key in FIGURES}})
+        listed = next(one.process for one in errand.recipe.evaluate if one.title == title)
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+        for name in listed or ("own",):
+            for record in records:
+                if record.get("asked") == name:
+                    found.append({"look": title, **{key: record.get(key) for key in FIGURES}})
     return found
-
-
-def _order(errand: Errand, title: str) -> Any:
-    """Processes as the recipe lists them."""
-    listed = next(one.process for one in errand.recipe.evaluate if one.title == title)
-    names = [Path(name).name for name in listed]
-
-    def key(path: Path) -> tuple[int, str]:
-        places = [i for i, name in enumerate(names) if f"-{name}" in path.stem]
-        return (max(places, default=len(names)), path.stem)
-
-    return key
 
 
 # ---------------------------------------------------------------- tables
@@ -124,10 +124,10 @@ def table(record: Mapping[str, Any]) -> list[str]:
     heads = ["", "K", *map(_head, looks), *(["the paper"] if paper else []), "weights", "budget"]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for run in record["runs"]:
-        processes = dict.fromkeys(f["process"] for f in run["figures"])
-        for process in processes or [run["process"]]:
+        processes = {f["asked"]: f["process"] for f in run["figures"]}
+        for asked, process in (processes or {"own": run["process"]}).items():
             cells = [_title(run, process, len(processes)), _variables(run, process)]
-            cells += [_cell(run["figures"], look, process) for look in looks]
+            cells += [_cell(run["figures"], look, asked) for look in looks]
             if paper:
                 cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
             cells += [_count(run["parameters"]), _budget(run)]
@@ -176,9 +176,9 @@ def _head(look: str) -> str:
     return ", ".join(filter(None, ("bits/dim", worded(look))))
 
 
-def _cell(figures: Iterable[Mapping[str, Any]], look: str, process: str | None) -> str:
+def _cell(figures: Iterable[Mapping[str, Any]], look: str, asked: str) -> str:
     for one in figures:
-        if one["look"] == look and one["process"] == process:
+        if one["look"] == look and one["asked"] == asked:
             return with_error(one["bits_per_dim"], one["standard_error"] or math.nan)
     return ""
 

@@ -6,6 +6,7 @@ figure, then `ornstein sample`. All of them go on where they were stopped, so th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -13,14 +14,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ornstein.files import write_text
-from ornstein.reproduce.recipe import Plan, Planned, Recipe
+from ornstein.reproduce.recipe import Bits, Grid, Plan, Planned, Recipe
+from ornstein.training.run import FREE
 
-LOG, DONE, TABLE = "log.txt", "done.json", "table"
+LOG, DONE, TABLE, LOCK = "log.txt", "done.json", "table", "reproduce.lock"
+#: that end it, saved: interrupted, told to stop, or its terminal closed
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 PAUSE = 0.2  # seconds between two looks at what is running
 GRACE = 60.0  # seconds that a command has to save and leave
 
@@ -52,23 +58,30 @@ class Errand:
     seed: int
     folder: Path
     commands: tuple[tuple[str, ...], ...]  # after `ornstein`
+    keys: tuple[str, ...]  # what each of them rests on: done with another key, it is done again
 
     def typed(self) -> list[str]:
         """The commands as one would type them."""
         return [f"ornstein {shlex.join(command)}" for command in self.commands]
 
     def finished(self) -> int:
-        """Commands that are done."""
+        """Commands that are done, and whose files are there."""
         path = self.folder / DONE
-        if not path.is_file():
-            return 0
-        done = json.loads(path.read_text(encoding="utf-8"))
-        same = [list(a) == b for a, b in zip(self.commands, done, strict=False)]
-        return same.index(False) if False in same else len(same)
+        done = []
+        if path.is_file():
+            try:
+                done = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:  # damaged: everything is asked again, which takes no time
+                done = []
+        outputs = self._outputs()
+        for number, (key, output) in enumerate(zip(self.keys, outputs, strict=True)):
+            if number >= len(done) or done[number] != key or not output():
+                return number
+        return len(self.keys)
 
     def finish(self, count: int) -> None:
         """Note that so many are done."""
-        write_text(self.folder / DONE, json.dumps(self.commands[:count], indent=1))
+        write_text(self.folder / DONE, json.dumps(self.keys[:count], indent=1))
 
     def looks(self) -> dict[str, Path]:
         """The folders of the figures, by their titles."""
@@ -78,6 +91,21 @@ class Errand:
         """The grids of samples."""
         return {g.title: self.folder / TABLE / f"{g.title}.png" for g in self.recipe.sample}
 
+    def figures(self) -> int:
+        """How many there will be."""
+        return sum(len(one.process) or 1 for one in self.recipe.evaluate)
+
+    def _outputs(self) -> list[Callable[[], bool]]:
+        """Whether the files of each command are there."""
+        found: list[Callable[[], bool]] = [(self.folder / "config.json").is_file]
+        for bits, place in zip(self.recipe.evaluate, self.looks().values(), strict=True):
+            found.append(partial(_has, place, len(bits.process) or 1))
+        return [*found, *(path.is_file for path in self.pictures().values())]
+
+
+def _has(folder: Path, count: int) -> bool:
+    return len(list(folder.glob("*.json"))) == count
+
 
 def errands(plan: Plan, setting: Setting) -> list[Errand]:
     """What there is to do for a table."""
@@ -85,7 +113,7 @@ def errands(plan: Plan, setting: Setting) -> list[Errand]:
     for planned, given in zip(plan.run, plan.recipes, strict=True):
         recipe = given.smoke() if setting.smoke else given
         for seed in planned.seeds:
-            name = planned.recipe + (f"-seed{seed}" if len(planned.seeds) > 1 else "")
+            name = planned.recipe + (f"-seed{seed}" if seed else "")
             found.append(_errand(name, recipe, planned, seed, setting))
     return found
 
@@ -95,14 +123,24 @@ def _errand(name: str, recipe: Recipe, planned: Planned, seed: int, setting: Set
     train = ["train", "--recipe", recipe.source, "--seed", str(seed), "--out", str(folder)]
     train += setting.options("data", "data_folder", "device")
     commands = [[*train, "--smoke"] if setting.smoke else train]
-    bare = Errand(name, recipe, planned, seed, folder, ())
-    for bits, place in zip(recipe.evaluate, bare.looks().values(), strict=True):
-        command = ["evaluate", str(folder), "--out", str(place), *bits.arguments()]
+    keys = [json.dumps([_decisive(recipe), seed, setting.data], sort_keys=True)]
+    bare = Errand(name, recipe, planned, seed, folder, (), ())
+    asked: list[tuple[str, Bits | Grid, Path]] = [
+        *(("evaluate", one, bare.looks()[one.title]) for one in recipe.evaluate),
+        *(("sample", one, bare.pictures()[one.title]) for one in recipe.sample),
+    ]
+    for verb, one, place in asked:
+        command = [verb, str(folder), "--out", str(place), *one.arguments()]
         commands.append([*command, *setting.options("device")])
-    for grid, place in zip(recipe.sample, bare.pictures().values(), strict=True):
-        command = ["sample", str(folder), "--out", str(place), *grid.arguments()]
-        commands.append([*command, *setting.options("device")])
-    return Errand(name, recipe, planned, seed, folder, tuple(map(tuple, commands)))
+        keys.append(shlex.join([verb, *one.arguments()]))
+    return Errand(name, recipe, planned, seed, folder, tuple(map(tuple, commands)), tuple(keys))
+
+
+def _decisive(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe a trained model rests on."""
+    record = recipe.experiment.to_record()
+    training = {k: v for k, v in record["training"].items() if k not in FREE}
+    return {**record, "training": training}
 
 
 # ---------------------------------------------------------------- doing them
@@ -123,6 +161,7 @@ class Doing:
     errand: Errand
     number: int  # of the command
     process: subprocess.Popen[bytes]
+    said: int  # bytes of the log before it
 
 
 @dataclass
@@ -136,26 +175,53 @@ class Pool:
     until: float = float("inf")  # time.monotonic
     tell: Callable[[Errand, str], None] = lambda errand, word: None
     failed: dict[str, str] = field(default_factory=dict)  # by name, what was said last
+    doing: list[Doing] = field(default_factory=list)
     received: int = 0  # a signal
+    _lock: int | None = None
 
-    def do(self, errands: Sequence[Errand]) -> None:
+    def do(self, errands: Sequence[Errand], folder: Path) -> None:
         """All of them; a failure does not keep the others from being done."""
-        waiting, doing = [e for e in errands if e.finished() < len(e.commands)], list[Doing]()
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        waiting = [errand for errand in errands if errand.finished() < len(errand.commands)]
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        with self._alone(folder):
+            try:
+                for number in before:
+                    signal.signal(number, self._receive)
+                while waiting or self.doing:
+                    while waiting and len(self.doing) < self.jobs and not self._over():
+                        self._begin(waiting.pop(0))
+                    if self._over():
+                        raise Stopped(self._why(), self.received)
+                    time.sleep(PAUSE)
+                    for one in list(self.doing):
+                        self._look(one)
+            finally:
+                self._end()
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Path) -> Iterator[None]:
+        """A lock that the commands inherit: one that outlives this process holds it, too."""
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            for number in before:
-                signal.signal(number, self._receive)
-            while waiting or doing:
-                while waiting and len(doing) < self.jobs and not self._over():
-                    doing.append(self._begun(waiting.pop(0)))
-                if self._over():
-                    raise Stopped(self._why(), self.received)
-                time.sleep(PAUSE)
-                doing = [after for one in doing if (after := self._looked(one)) is not None]
+            import fcntl
+        except ImportError:  # Windows has other locks; go without
+            yield
+            return
+        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(
+                    f"another process is at work in {folder}: an `ornstein reproduce`, or a "
+                    "command that one left behind. Expected one at a time: wait for it or stop it."
+                ) from error
+            yield
         finally:
-            _end(doing)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            os.close(self._lock)
+            self._lock = None
 
     def _receive(self, number: int, frame: object) -> None:
         self.received = number
@@ -166,59 +232,75 @@ class Pool:
     def _why(self) -> str:
         return signal.Signals(self.received).name if self.received else "the time is over"
 
-    def _begun(self, errand: Errand) -> Doing:
+    def _begin(self, errand: Errand) -> None:
+        """Its next command."""
         number = errand.finished()
-        self.tell(errand, errand.commands[number][0])
-        return Doing(errand, number, self._started(errand, number))
-
-    def _started(self, errand: Errand, number: int) -> subprocess.Popen[bytes]:
+        command = errand.commands[number]
+        self.tell(errand, command[0])
         errand.folder.mkdir(parents=True, exist_ok=True)
+        if command[0] == "evaluate":  # figures of other options; their draws stay, and are used
+            for path in Path(command[command.index("--out") + 1]).glob("*.json"):
+                path.unlink()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if self.jobs > 1:
             environment.setdefault("OMP_NUM_THREADS", "1")
-        command = errand.commands[number]
         with (errand.folder / LOG).open("ab") as log:
             log.write(f"\n$ ornstein {shlex.join(command)}\n".encode())
             log.flush()
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "ornstein", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # a signal reaches them through here, and once
+                pass_fds=() if self._lock is None else (self._lock,),
             )
+            self.doing.append(Doing(errand, number, process, log.tell()))
 
-    def _looked(self, one: Doing) -> Doing | None:
-        """The same, or its next command; None when it is done."""
+    def _look(self, one: Doing) -> None:
+        """At its end note it, and begin its next command."""
         code = one.process.poll()
         if code is None:
-            return one
+            return
+        self.doing.remove(one)
         errand = one.errand
         if code:
-            self.failed[errand.name] = _last_line(errand.folder / LOG)
+            self.failed[errand.name] = _said(errand.folder / LOG, one.said, code)
             self.tell(errand, "failed")
-            return None
+            return
         errand.finish(one.number + 1)
         if one.number + 1 == len(errand.commands):
             self.tell(errand, "done")
-            return None
-        return self._begun(errand)
+        elif errand.finished() <= one.number:
+            self.failed[errand.name] = (
+                f"`ornstein {one.errand.commands[one.number][0]}` left no file"
+            )
+            self.tell(errand, "failed")
+        else:
+            self._begin(errand)
+
+    def _end(self) -> None:
+        """Let all of them save and leave."""
+        for one in self.doing:
+            self.tell(one.errand, "stopping")
+            one.process.terminate()
+        until = time.monotonic() + GRACE
+        for one in self.doing:
+            try:
+                one.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+        self.doing.clear()
 
 
-def _end(doing: Sequence[Doing]) -> None:
-    """Let all of them save and leave."""
-    for one in doing:
-        one.process.terminate()
-    until = time.monotonic() + GRACE
-    for one in doing:
-        try:
-            one.process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+def _said(path: Path, start: int, code: int) -> str:
+    """What a command that failed had to say, from its error on."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = path.read_bytes()[start:].decode(errors="replace").splitlines()
+    lines = [line for line in lines if line.strip()]
+    places = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    found = lines[places[-1] :] if places else lines[-1:]
+    return "\n    ".join(found).removeprefix("error: ") or f"exit code {code}"

@@ -174,7 +174,23 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
         ):
             again = kept["experiment"].get(part, {})
             kept["experiment"][part] = {k: v for k, v in again.items() if k not in free}
+    _of_before(kept)
     return kept
+
+
+def _of_before(kept: dict[str, Any]) -> None:
+    """A record from before joint models had a choice of features is that of the only kind."""
+    experiment, model = kept.get("experiment"), kept.get("model")
+    asked = experiment.get("model") if isinstance(experiment, dict) else None
+    joint = False
+    if isinstance(model, dict) and model.get("parametrisation") == "joint":
+        joint = True
+        if model.get("features"):
+            model.setdefault("features_of", "z")
+    if isinstance(asked, dict):
+        asked.setdefault("bins_of", "z")
+        if not joint:
+            del asked["bins_of"]  # which is about joint models
 
 
 def _about_steps(changed: list[str]) -> str:
