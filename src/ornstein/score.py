@@ -400,7 +400,10 @@ class ScoreModel(nn.Module):
             for frequency in self.features:
                 wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
                 angle = wide.clamp(-(LARGEST**0.5), LARGEST**0.5) * frequency
-                parts += [angle.sin().to(state.dtype), angle.cos().to(state.dtype)]
+                waves = [angle.sin(), angle.cos()]
+                if self._looks_at_bins and self.features_of == "x":
+                    waves = [self._damped(wave, frequency, logsnr) for wave in waves]
+                parts += [wave.to(state.dtype) for wave in waves]
             inputs = torch.cat(parts, 1)
         kind = self._network_dtype() or state.dtype
         output = self._ask(inputs.to(kind), logsnr.to(torch.promote_types(kind, torch.float32)))
@@ -416,6 +419,14 @@ class ScoreModel(nn.Module):
                 )
             )
         return output.to(state.dtype)
+
+    def _damped(self, wave: Tensor, frequency: float, logsnr: Tensor) -> Tensor:
+        """A wave of x̃, faded out where noise is longer than it, by exp(−(fσ)²/8).
+
+        It says nothing there, and its derivative by σ, which a learned process sees, would grow.
+        """
+        size = (-((frequency**2) / 8) * (-logsnr).exp()).exp()
+        return wave * over(size, wave, wave.dtype)
 
     def _ask(self, inputs: Tensor, logsnr: Tensor) -> Any:
         try:
