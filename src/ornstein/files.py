@@ -20,6 +20,29 @@ import safetensors.torch
 from torch import Tensor
 
 
+@contextlib.contextmanager
+def locked(path: Path, refusal: str) -> Iterator[int | None]:
+    """A lock that goes away with its processes: the handle, which children may inherit.
+
+    refusal: what a ValueError says if somebody has it. Windows has other locks; it goes without.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:
+        yield None
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(refusal) from error
+        yield handle
+    finally:
+        os.close(handle)
+
+
 def write_text(path: Path, text: str) -> None:
     """A text file that ends with a newline, unless it is empty."""
     whole = text.rstrip("\n") + "\n" if text else ""

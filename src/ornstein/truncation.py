@@ -78,6 +78,17 @@ class FixedTime:
 Truncation = NoiseLevel | FixedTime
 
 
+def chosen(noise_level: float | None, fixed_time: float | None) -> Truncation | None:
+    """What options ask for: one of the two, or neither."""
+    if noise_level is not None and fixed_time is not None:
+        raise ValueError(
+            "noise_level and fixed_time were both given; expected one way to truncate."
+        )
+    if noise_level is not None:
+        return NoiseLevel(noise_level)
+    return None if fixed_time is None else FixedTime(fixed_time)
+
+
 def ends(
     truncation: Truncation, process: Process, last: Transition | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,7 @@ def test_commands_of_a_table(tmp_path: Path) -> None:
         ('about = "a"\n[[sample]]\nsolver = "euclid"', ["solver='euclid'", "euler"]),
         (
             'about = "a"\n[[evaluate]]\nfixed_time = 1e-3\nnoise_level = 1e-3',
-            ["fixed_time and noise_level"],
+            ["noise_level and fixed_time"],
         ),
         (
             'about = "a"\n[model]\nparametrisation = "joint"\n[[sample]]\nprocess = "cld"',

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ornstein import truncation
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
 from ornstein.cli.solving import Computing
@@ -24,7 +25,6 @@ from ornstein.ode import OdeEvaluation, evaluate_ode
 from ornstein.score import ScoreModel
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
-from ornstein.truncation import FixedTime, NoiseLevel, Truncation
 
 HELP = """Bits per dimension of trained models, with errors: a table and JSON files.
 
@@ -133,7 +133,7 @@ class Evaluate:
                 draws=self.draws,
                 target_error=self.target_error,
                 likelihood=self._likelihood(model),
-                truncation=self._truncation(),
+                truncation=truncation.chosen(self.noise_level, self.fixed_time),
                 limit=self.limit,
                 batch_size=self.batch_size,
                 seed=self.seed,
@@ -203,15 +203,6 @@ class Evaluate:
             parts.append("" if value == usual[option] else f"{option}{value}")
         parts.insert(0, opened.name if self.out is not None else "")
         return "-".join(re.sub(r"[^\w.]+", "-", part) for part in parts if part)
-
-    def _truncation(self) -> Truncation | None:
-        if self.fixed_time is not None and self.noise_level is not None:
-            raise ValueError(
-                "--fixed-time and --noise-level were both given; expected one way to truncate."
-            )
-        if self.noise_level is not None:
-            return NoiseLevel(self.noise_level)
-        return None if self.fixed_time is None else FixedTime(self.fixed_time)
 
     def _likelihood(self, model: ScoreModel) -> Likelihood | None:
         if self.bound == "own":

@@ -29,12 +29,9 @@ from ornstein.sampling import (
     TableSolver,
 )
 from ornstein.sampling.grids import Rule
+from ornstein.sampling.solvers import SolverName
 from ornstein.score import ScoreModel
 from ornstein.wayback import learn_times
-
-Name = Literal[
-    "ancestral", "exponential", "sde-2", "heun", "flow", "splitting", "corrector", "euler"
-]
 
 SOLVERS: dict[str, Callable[[], Solver]] = {
     "ancestral": Ancestral,
@@ -57,7 +54,7 @@ OWN = ("order", "stochasticity", "extrapolate", "method", "rtol", "reference", "
 class Solving:
     """How to go back."""
 
-    solver: Name = "ancestral"
+    solver: SolverName = "ancestral"
     """ancestral: exact Gaussian steps given x̂. exponential: steps that extrapolate x̂, of which
     fewer will do. sde-2: the same with --stochasticity 1. heun: Heun's rule. flow: the probability
     flow by torchdiffeq. splitting: that of CLD, for every process. corrector: ancestral, with

@@ -28,6 +28,7 @@ from ornstein.diffusion import Diffusion
 from ornstein.process import Process
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
+from ornstein.reproduce.results import row
 from ornstein.schedules import Constant
 from ornstein.training.opening import open_model
 from ornstein.transition import Transition
@@ -189,7 +190,7 @@ def rows(record: dict[str, Any]) -> list[str]:
         "left at T: I(x; v)",
         "I(x; y)",
     ]
-    table = [_cells(heads), _cells(["---", "---:", "---", "---", *["---:"] * 6])]
+    table = [row(heads), row(["---", "---:", "---", "---", *["---:"] * 6])]
     for name, found in record["processes"].items():
         left = found["left"]
         figures = [
@@ -201,12 +202,8 @@ def rows(record: dict[str, Any]) -> list[str]:
             left["whole"],
         ]
         told = ["yes" if found[which] else "no" for which in ("knows", "adds")]
-        table.append(_cells([name, str(found["n_vars"]), *told, *map(_shown, figures)]))
+        table.append(row([name, str(found["n_vars"]), *told, *map(_shown, figures)]))
     return table
-
-
-def _cells(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _shown(value: float | None) -> str:

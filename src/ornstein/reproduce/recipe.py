@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ornstein import truncation
 from ornstein.data.toys import TOYS
 from ornstein.processes import PRESETS
+from ornstein.sampling.solvers import SolverName
 from ornstein.training import Experiment
 from ornstein.training.options import Checked
 from ornstein.training.records import from_record
@@ -36,9 +38,6 @@ FOLDERS = (HERE.parents[1] / "recipes", HERE.parents[3] / "recipes")
 TABLE = "table"  # a file of this name lists what belongs to a table
 
 T = TypeVar("T")
-Name = Literal[
-    "ancestral", "exponential", "sde-2", "heun", "flow", "splitting", "corrector", "euler"
-]
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class Bits(Checked):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
-        if self.fixed_time is not None and self.noise_level is not None:
-            raise ValueError("fixed_time and noise_level were both given; expected one of them.")
+        truncation.chosen(self.noise_level, self.fixed_time)  # which says what is wrong
         for name in self.process:
             known = name in PRESETS or re.fullmatch(r"learned-\d+(-full)?", name)
             if not known and not Path(name).exists():
@@ -93,7 +91,7 @@ class Grid(Checked):
 
     n: int = 64
     process: str | None = None
-    solver: Name = "ancestral"
+    solver: SolverName = "ancestral"
     steps: int = 500
     seed: int = 0
 

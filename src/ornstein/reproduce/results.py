@@ -122,7 +122,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     looks = list(dict.fromkeys(f["look"] for run in record["runs"] for f in run["figures"]))
     paper = any(run["paper"] is not None for run in record["runs"])
     heads = ["", "K", *map(_head, looks), *(["the paper"] if paper else []), "weights", "budget"]
-    lines = [_row(heads), _row(["---"] * len(heads))]
+    lines = [row(heads), row(["---"] * len(heads))]
     for run in record["runs"]:
         processes = {f["asked"]: f["process"] for f in run["figures"]}
         for asked, process in (processes or {"own": run["process"]}).items():
@@ -131,7 +131,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
             if paper:
                 cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
             cells += [_count(run["parameters"]), _budget(run)]
-            lines.append(_row(cells))
+            lines.append(row(cells))
     return lines
 
 
@@ -194,5 +194,6 @@ def _count(parameters: int | None) -> str:
     return "" if parameters is None else f"{parameters:,}"
 
 
-def _row(cells: Iterable[str]) -> str:
+def row(cells: Iterable[str]) -> str:
+    """A line of Markdown's tables."""
     return "| " + " | ".join(cells) + " |"

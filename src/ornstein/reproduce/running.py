@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ornstein.files import write_text
+from ornstein.files import locked, write_text
 from ornstein.reproduce.recipe import Bits, Grid, Plan, Planned, Recipe
 from ornstein.training.run import FREE
 
@@ -203,25 +203,12 @@ class Pool:
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
         """A lock that the commands inherit: one that outlives this process holds it, too."""
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # Windows has other locks; go without
+        refusal = (
+            f"another process is at work in {folder}: an `ornstein reproduce`, or a command that "
+            "one left behind. Expected one at a time: wait for it or stop it."
+        )
+        with locked(folder / LOCK, refusal) as self._lock:
             yield
-            return
-        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ValueError(
-                    f"another process is at work in {folder}: an `ornstein reproduce`, or a "
-                    "command that one left behind. Expected one at a time: wait for it or stop it."
-                ) from error
-            yield
-        finally:
-            os.close(self._lock)
-            self._lock = None
 
     def _receive(self, number: int, frame: object) -> None:
         self.received = number

@@ -25,6 +25,7 @@ from ornstein.bench.sizes import tidy
 from ornstein.diffusion import Diffusion
 from ornstein.processes import alda, cld
 from ornstein.provenance import provenance
+from ornstein.reproduce.results import row
 from ornstein.transition import Transition
 
 BY_HAND, AUTOMATIC, PAPER = "derived by hand", "automatic", "the paper's algorithm"
@@ -175,23 +176,19 @@ def rows(record: dict[str, Any]) -> list[str]:
     ways = (BY_HAND, AUTOMATIC, PAPER, COPY)
     ratios = ((AUTOMATIC, BY_HAND), (PAPER, BY_HAND), (PAPER, AUTOMATIC), (AUTOMATIC, COPY))
     heads = ["", *(f"{way}, ms" for way in ways), *(f"{a} / {b}" for a, b in ratios)]
-    table = [_cells(heads), _cells(["---"] + ["---:"] * (len(heads) - 1))]
+    table = [row(heads), row(["---"] + ["---:"] * (len(heads) - 1))]
     for line in record["lines"]:
         title = f"{line['process'].upper()}, {line['data']}, {line['how']}"
         seconds = [_shown(line["seconds"].get(way), 1e3) for way in ways]
         within = [_shown(line["ratios"].get(a, {}).get(b)) for a, b in ratios]
-        table.append(_cells([title, *seconds, *within]))
+        table.append(row([title, *seconds, *within]))
     for data, seconds in record["published"].items():
         took = [_shown(seconds.get(way), 1e3) for way in ways]
         # what the paper calls automated is its own algorithm
         took[1], took[2] = "", took[1]
         slower = _shown(seconds[AUTOMATIC] / seconds[BY_HAND])
-        table.append(_cells([f"published: CLD, {data}", *took, "", slower, "", ""]))
+        table.append(row([f"published: CLD, {data}", *took, "", slower, "", ""]))
     return table
-
-
-def _cells(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _shown(value: float | None, unit: float = 1.0) -> str:

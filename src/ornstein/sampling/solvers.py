@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ from ornstein.sampling.grids import Grid, as_grid, grid_times, whole
 from ornstein.sampling.way import Noise, Seen, Stop, Walk, Way
 from ornstein.score import ScoreModel
 from ornstein.transition import Transition, mix
+
+#: as commands and recipes call them
+SolverName = Literal[
+    "ancestral", "exponential", "sde-2", "heun", "flow", "splitting", "corrector", "euler"
+]
 
 
 @dataclass(frozen=True)

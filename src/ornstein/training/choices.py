@@ -19,7 +19,7 @@ from ornstein.process import Process
 from ornstein.processes import PRESETS, learned
 from ornstein.schedules import Linear
 from ornstein.score import FeaturesOf, Parametrisation, ScoreModel
-from ornstein.truncation import FixedTime, NoiseLevel, Truncation
+from ornstein.truncation import chosen
 
 Rows = tuple[tuple[float, ...], ...]  # a matrix
 Ends = tuple[float, float]  # a linear rate, at time 0 and at the horizon
@@ -199,7 +199,7 @@ class Modelling:
             self.parametrisation,
             data_mean=mean,
             data_std=std,
-            truncation=self._truncation(),
+            truncation=chosen(self.noise_level, self.fixed_time),
             features="bins" if bins else None,
             features_of=self.bins_of,
         )
@@ -225,15 +225,6 @@ class Modelling:
         if kind == "discrete":
             return Discrete(data.levels, self.logit)
         return Tweedie(data.levels, self.logit)
-
-    def _truncation(self) -> Truncation | None:
-        if self.noise_level is not None and self.fixed_time is not None:
-            raise ValueError(
-                "noise_level and fixed_time were both given; expected one way to truncate."
-            )
-        if self.noise_level is not None:
-            return NoiseLevel(self.noise_level)
-        return None if self.fixed_time is None else FixedTime(self.fixed_time)
 
     def _network(self, shape: tuple[int, ...], variables: int | None, features: int) -> nn.Module:
         kind = _natural_network(shape) if self.network == "natural" else self.network

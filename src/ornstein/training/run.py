@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ornstein.files import write_text
+from ornstein.files import locked, write_text
 from ornstein.provenance import provenance
 from ornstein.training.records import differences
 
@@ -102,24 +101,12 @@ class Run:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """For as long as this process writes; the lock goes away with the process."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # Windows has other locks; go without
+        refusal = (
+            f"another process is training in {self.folder}; expected one at a time. Wait for it or "
+            "stop it, or use another folder."
+        )
+        with locked(self.folder / LOCK, refusal):
             yield
-            return
-        handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ValueError(
-                    f"another process is training in {self.folder}; expected one at a time. Wait "
-                    "for it or stop it, or use another folder."
-                ) from error
-            yield
-        finally:
-            os.close(handle)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
