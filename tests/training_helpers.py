@@ -369,6 +369,27 @@ def listening(file: str, *args: str) -> int:
     return code
 
 
+def leaving(count: str) -> int:
+    """Leave the other processes while a model that was shared with them is still held."""
+    import torch
+
+    from ornstein.ledger import any_failed
+    from ornstein.training.distribution import joined, wrapped
+
+    cpu = torch.device("cpu")
+    for number in range(int(count)):
+        place = Path(f"port-{number}")
+        if os.environ["RANK"] == "0":
+            _write(place, str(free_port()))
+        os.environ["MASTER_PORT"] = waited(lambda place=place: _read(place))
+        with joined(cpu):
+            shared = wrapped(torch.nn.Linear(8, 8), cpu, unused=False)
+            shared(torch.ones(2, 8)).sum().backward()
+            any_failed(False, cpu)
+        del shared
+    return 0
+
+
 # ---------------------------------------------------------------- runs
 
 

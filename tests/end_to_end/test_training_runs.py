@@ -457,6 +457,12 @@ def test_one_of_two_processes_is_told_and_both_stop_after_the_same_step(tmp_path
     check_same(tmp_path / "r", tmp_path / "whole", but=("checkpoints",))
 
 
+def test_processes_that_leave_each_other_do_not_wait_for_ever(tmp_path: Path) -> None:
+    """A model held longer than its group: in torch, one such end in some ten never comes."""
+    for process in helpers.together("40", cwd=tmp_path, call="tests.training_helpers:leaving"):
+        assert process.wait(60).code == 0
+
+
 @pytest.mark.slow
 def test_torchrun_told_to_stop(tmp_path: Path) -> None:
     """As a user or a cluster does it: SIGTERM to torchrun, which tells its processes."""

@@ -56,10 +56,17 @@ def joined(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    _groups.append(torch.distributed.group.WORLD)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+# A group whose last owner is the reducer of a DistributedDataParallel waits, in its destructor and
+# with the interpreter's lock held, for a thread that needs that lock to free its last tensor: the
+# process never ends. So groups live as long as it.
+_groups: list[Any] = []
 
 
 def share(batch: int, accumulate: int) -> int:
