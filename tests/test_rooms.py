@@ -36,6 +36,7 @@ ROOMS = [
     "truncation",
     "sharing",
     "answers",
+    "histogram",
     "score",
     "terms",
     "objectives",

@@ -182,6 +182,20 @@ class OfPixels(Likelihood):
     def same_space(self, other: Likelihood) -> bool:
         return isinstance(other, OfPixels) and not other.density and self.pixels == other.pixels
 
+    def histogram(self, x: Tensor, per_channel: bool = False) -> Tensor:
+        """How often each level occurs, plus ½: (levels,), or (C, 1, …, levels) per channel.
+
+        The half is for levels that these data happen not to have.
+        """
+        if self.density:
+            raise ValueError(f"{self!r} has no levels to count; expected Discrete(levels).")
+        self.check(x)
+        levels = self.pixels.levels
+        rows = x.transpose(0, 1).flatten(1) if per_channel else x.flatten().unsqueeze(0)
+        counts = torch.stack([row.long().bincount(minlength=levels) for row in rows])
+        shape = (x.shape[1], *[1] * (x.dim() - 2), levels) if per_channel else (levels,)
+        return counts.to(torch.float64).reshape(shape) + 0.5
+
     def noise_level(self, data_std: float) -> float:
         return self.pixels.finest() * PART_OF_A_BIN
 

@@ -13,7 +13,8 @@ is exact there, and both ends of time are right for any data:
     channel   ε̂_∥ = g + ς/√(ς²+σ²)·network((x̃ − m)/√(ς²+σ²), λ),      g = σ(x̃ − m)/(ς²+σ²)
     joint     ε̂ = w_⊥ + â g + ς/√(ς²+σ²)·network((y − r m)/√(r²ς² + diag Σ), λ)
 
-and the score is −L⁻ᵀ ε̂.
+and the score is −L⁻ᵀ ε̂. With a histogram of pixels g = (x̃ − x̂)/σ, x̂ the guess of `histogram`: then
+a network that returns zero is exact for independent pixels.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from ornstein.answers import (
     expand,
     over,
 )
+from ornstein.histogram import Histogram
 from ornstein.likelihood import Discrete, Likelihood, OfPixels
 from ornstein.parts import Record, described, part, rebuilt
 from ornstein.process import Process
@@ -66,6 +68,7 @@ class ScoreModel(nn.Module):
         features: Sequence[float] | Literal["bins"] | None = None,
         precondition: bool = True,
         features_of: FeaturesOf = "x",
+        histogram: Tensor | None = None,
     ) -> None:
         """
         data_mean, data_std: of the numbers that diffuse; likelihood.moments(x) gives them.
@@ -77,6 +80,9 @@ class ScoreModel(nn.Module):
             y) as it is, and its output is the noise.
         features_of: "z" for a joint model whose features are of the noised data alone, y's first
             variable, which knows x less well than all of them together.
+        histogram: of pixels, likelihood.histogram(x). Then the network adds to what is right for
+            independent pixels, and gets four further entries for each number of the data (as many
+            as of two features).
         """
         super().__init__()
         if parametrisation not in ("channel", "joint"):
@@ -114,6 +120,7 @@ class ScoreModel(nn.Module):
                 "data) or 'z' (the noised data alone)."
             )
         self.features_of: FeaturesOf = features_of
+        self.histogram = self._as_histogram(histogram)
 
     # ---------------------------------------------------------------- what users call
 
@@ -281,6 +288,7 @@ class ScoreModel(nn.Module):
             "features": list(self.features),
             **({"features_of": self.features_of} if self._looks_at_bins else {}),
             "precondition": bool(self.precondition),
+            **({} if self.histogram is None else {"histogram": list(self.histogram.logs.shape)}),
             "data_mean_shape": list(self.moments.mean.shape),
             "data_std_shape": list(self.moments.std.shape),
         }
@@ -305,6 +313,7 @@ class ScoreModel(nn.Module):
             fields["features"] or None,
             fields["precondition"],
             fields.get("features_of", "z"),  # what they were of before one could choose
+            torch.ones(fields["histogram"]) if "histogram" in fields else None,
         )
 
     # ---------------------------------------------------------------- for the objectives
@@ -329,35 +338,55 @@ class ScoreModel(nn.Module):
     def residual(
         self, x_noisy: Tensor, logsnr: Tensor, answer: GaussianAnswer | NoAnswer
     ) -> Tensor:
-        """What the network of a channel model adds to this answer: (B, *shape)."""
+        """What a channel model knows beyond this answer: (B, *shape)."""
         if isinstance(answer, NoAnswer):
-            return self._call(x_noisy, x_noisy, logsnr)
-        return answer.scale * self._call(answer.normalised(x_noisy), x_noisy, logsnr)
+            return self._call(x_noisy, self._waves(x_noisy, logsnr), logsnr)
+        state, extras = answer.normalised(x_noisy), self._waves(x_noisy, logsnr)
+        if self.histogram is None:
+            return answer.scale * self._call(state, extras, logsnr)
+        seen = self.histogram.seen(x_noisy, (-logsnr / 2).exp())
+        extras = [*extras, *seen.extras(self.moments)]
+        beyond = seen.beyond(answer.data(x_noisy)).to(x_noisy.dtype)
+        return beyond + answer.scale * self._call(state, extras, logsnr)
 
     def joint_residual(
         self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None = None
     ) -> Tensor:
-        """What the network adds to the Gaussian answer of a joint model: (B, K, *shape).
+        """What a joint model knows beyond the Gaussian answer: (B, K, *shape).
 
         x_noisy: x̃, (B, *shape); found from y where it is not known.
         """
-        raw = y[:, :1]
-        if self._looks_at_bins and self.features_of == "x":
-            if x_noisy is None:
-                white = kernel.noise(y.to(torch.float64), torch.zeros_like(y[:, 0]).double())
-                along = contract(view.direction, white)
-                x_noisy = along * over(view.sigma.clamp(max=LARGEST), along)
-            raw = x_noisy.to(torch.promote_types(y.dtype, torch.float32)).unsqueeze(1)
+        if x_noisy is None and self._looks_at_x:
+            white = kernel.noise(y.to(torch.float64), torch.zeros_like(y[:, 0]).double())
+            along = contract(view.direction, white)
+            x_noisy = along * over(view.sigma.clamp(max=LARGEST), along)
+        if x_noisy is not None:
+            x_noisy = x_noisy.to(torch.promote_types(y.dtype, torch.float32))
+        raw = y[:, 0] if x_noisy is None or self.features_of == "z" else x_noisy
+        extras = self._waves(raw, view.logsnr)
         if not self.precondition:
-            return self._call(y, raw, view.logsnr)
+            return self._call(y, [extra.unsqueeze(1) for extra in extras], view.logsnr)
         x = y[:, 0]
         mean, std = self.moments.mean.to(y.dtype), self.moments.std.to(y.dtype)
         response = kernel.response.to(y.dtype)
         spread = kernel.cholesky.square().sum(-1).to(y.dtype)
         centred = y - expand(response, mean.expand_as(x))
         wide = (expand(response.square(), (std**2).expand_as(x)) + over(spread, y)).sqrt()
-        scale = GaussianAnswer.of(self.moments, view.sigma, x).scale.expand_as(x)
-        return scale.unsqueeze(1) * self._call(centred / wide, raw, view.logsnr)
+        answer = GaussianAnswer.of(self.moments, view.sigma, x)
+        beyond = None
+        if self.histogram is not None and x_noisy is not None:
+            seen = self.histogram.seen(x_noisy, view.sigma)
+            extras = [*extras, *seen.extras(self.moments)]
+            beyond = seen.beyond(answer.data(x_noisy)).to(y.dtype)
+        extras = [extra.unsqueeze(1) for extra in extras]
+        scale = answer.scale.expand_as(x)
+        guess = scale.unsqueeze(1) * self._call(centred / wide, extras, view.logsnr)
+        return guess if beyond is None else guess + expand(view.direction, beyond)
+
+    @property
+    def _looks_at_x(self) -> bool:
+        """Whether a joint model needs x̃ beside its state."""
+        return self.histogram is not None or (bool(self.features) and self.features_of == "x")
 
     @property
     def _looks_at_bins(self) -> bool:
@@ -372,18 +401,22 @@ class ScoreModel(nn.Module):
                 "network knows other numbers than these. Expected the same levels and logit map."
             )
         likelihood.check(x)
+        own = f"({x.shape[1]}{', 1' * (x.dim() - 2)}"
         for name, value in (("data_mean", self.moments.mean), ("data_std", self.moments.std)):
-            try:
-                fits = torch.broadcast_shapes(value.shape, x.shape[1:]) == x.shape[1:]
-            except RuntimeError:
-                fits = False
-            if not fits:
+            if not _fits(value.shape, x):
                 raise ValueError(
                     f"a batch of shape {tuple(x.shape)} does not fit {name} of shape "
                     f"{tuple(value.shape)}; expected one number, or a shape that broadcasts to "
-                    f"{tuple(x.shape[1:])}, such as ({x.shape[1]}{', 1' * (x.dim() - 2)}) for one "
-                    "number per channel. likelihood.moments(x, per_channel=True) gives it."
+                    f"{tuple(x.shape[1:])}, such as {own}) for one number per channel. "
+                    "likelihood.moments(x, per_channel=True) gives it."
                 )
+        if self.histogram is not None and not _fits(self.histogram.logs.shape[:-1], x):
+            *_, levels = found = tuple(self.histogram.logs.shape)
+            raise ValueError(
+                f"a batch of shape {tuple(x.shape)} does not fit a histogram of shape {found}; "
+                f"expected ({levels},), or {own}, {levels}) for one histogram per channel. "
+                "likelihood.histogram(x, per_channel=True) gives it."
+            )
         if x.device != self.process.device:
             raise ValueError(
                 f"the data is on {x.device} and the process on {self.process.device}; expected one "
@@ -392,19 +425,21 @@ class ScoreModel(nn.Module):
 
     # ---------------------------------------------------------------- inside
 
-    def _call(self, state: Tensor, raw: Tensor, logsnr: Tensor) -> Tensor:
+    def _waves(self, raw: Tensor, logsnr: Tensor) -> list[Tensor]:
+        """Sines and cosines of x̃, or of the noised data: (B, *shape) each."""
+        waves: list[Tensor] = []
+        for frequency in self.features:
+            wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
+            angle = wide.clamp(-(LARGEST**0.5), LARGEST**0.5) * frequency
+            both = [angle.sin(), angle.cos()]
+            if self.histogram is not None or (self._looks_at_bins and self.features_of == "x"):
+                both = [self._damped(wave, frequency, logsnr) for wave in both]
+            waves += both
+        return waves
+
+    def _call(self, state: Tensor, extras: Sequence[Tensor], logsnr: Tensor) -> Tensor:
         """The network on its normalised input, checked: like `state`."""
-        inputs = state
-        if self.features:
-            parts = [state]
-            for frequency in self.features:
-                wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
-                angle = wide.clamp(-(LARGEST**0.5), LARGEST**0.5) * frequency
-                waves = [angle.sin(), angle.cos()]
-                if self._looks_at_bins and self.features_of == "x":
-                    waves = [self._damped(wave, frequency, logsnr) for wave in waves]
-                parts += [wave.to(state.dtype) for wave in waves]
-            inputs = torch.cat(parts, 1)
+        inputs = torch.cat([state, *(e.to(state.dtype) for e in extras)], 1) if extras else state
         kind = self._network_dtype() or state.dtype
         output = self._ask(inputs.to(kind), logsnr.to(torch.promote_types(kind, torch.float32)))
         if not isinstance(output, Tensor) or output.shape != state.shape:
@@ -498,11 +533,34 @@ class ScoreModel(nn.Module):
             )
         return frequencies
 
+    def _as_histogram(self, given: Tensor | None) -> Histogram | None:
+        if given is None:
+            return None
+        if not isinstance(self.likelihood, Discrete):
+            raise ValueError(
+                f"a histogram was given with {self.likelihood!r}; expected Discrete(levels), whose "
+                "pixels are at the numbers of their levels. Leave the histogram out."
+            )
+        if not self.precondition:
+            raise ValueError(
+                "a histogram was given with precondition=False, which leaves all answers to the "
+                "network; expected one of the two."
+            )
+        return Histogram(self.likelihood.pixels.centres(), given)
+
     def extra_repr(self) -> str:
         return (
             f"{self.parametrisation!r}, likelihood={self.likelihood!r}, "
             f"truncation={self.truncation!r}"
         )
+
+
+def _fits(shape: torch.Size, x: Tensor) -> bool:
+    """Whether numbers of this shape broadcast to each example of a batch."""
+    try:
+        return torch.broadcast_shapes(shape, x.shape[1:]) == x.shape[1:]
+    except RuntimeError:
+        return False
 
 
 def _loaded(model: ScoreModel, _: object) -> None:

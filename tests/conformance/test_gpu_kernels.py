@@ -352,3 +352,27 @@ def test_a_captured_sample(compiled: bool) -> None:
     s[3] = 1.5
     graph.replay()
     assert bool(y[3].isnan().all()) and not bool(y[4].isnan().any())
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 3), (3, 5, 7), (20,)])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_what_a_histogram_says(shape: tuple[int, ...], per_channel: bool) -> None:
+    """Against float64, from far below a bin to far above the data."""
+    levels, sizes = 16, torch.logspace(-4, 6, 21, dtype=F64, device=DEVICE)
+    centres = (2 * torch.arange(levels, dtype=F64) + 1) / levels - 1
+    own = (shape[0], *[1] * (len(shape) - 1)) if per_channel else ()
+    counts = torch.rand(*own, levels, dtype=F64) ** 6 + 1e-6
+    counts[..., 0] += 3.0
+    histogram = ornstein.histogram.Histogram(centres, counts).to(DEVICE)
+    x = torch.rand(len(sizes), *shape, dtype=F64, device=DEVICE) * 2 - 1
+    x = x + sizes.reshape(-1, *[1] * len(shape)) * torch.randn_like(x)
+    wanted = histogram.seen(x, sizes)
+    found = histogram.seen(x.float(), sizes)
+    assert gpu.weighs(x.float()) and not gpu.weighs(x)
+    # float32 rounds x̃ itself, and the answer moves by v/σ² for each unit of it
+    open_ = wanted.scale.square()
+    room = 1e-6 + 2 * x.abs() * 2**-23 * (1 + open_) + 1e-4 * wanted.deviation
+    assert bool(((found.mean - wanted.mean).abs() <= room).all())
+    clear = wanted.deviation > 1e-3
+    assert bool(((found.deviation / wanted.deviation - 1).abs()[clear] < 2e-3).all())
+    assert bool((found.deviation[~clear] < 1.1e-3).all())

@@ -34,6 +34,7 @@ tables:
   cifar10     bits/dim of CIFAR-10, and samples
   imagenet32  bits/dim of ImageNet at 32 × 32
   digits      the same on the embedded digits, for a CPU: minutes, no downloads
+  answers     what a network is added to, on the digits
   runtime     what it costs to find the kernel automatically
   auxiliary   whether the auxiliary variables know anything of the data
 

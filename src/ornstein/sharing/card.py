@@ -59,6 +59,8 @@ def _facts(about: Record, model: nn.Module, process: Process) -> dict[str, str]:
     }
     if about["features"]:
         facts["features"] = "frequencies " + ", ".join(f"{f:.6g}" for f in about["features"])
+    if about.get("histogram"):
+        facts["adds to"] = "what the histogram of the pixels says"
     if not about["precondition"]:
         facts["precondition"] = "no"
     return facts

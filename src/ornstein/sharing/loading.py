@@ -104,7 +104,8 @@ def _check_names(own: Mapping[str, Tensor], shared: Shared) -> None:
 
 def _check_finite(shared: Shared) -> None:
     for name, value in shared.tensors.items():
-        if name.startswith(("process.", "moments.")) and not bool(torch.isfinite(value).all()):
+        ours = name.startswith(("process.", "moments.", "histogram."))
+        if ours and not bool(torch.isfinite(value).all()):
             raise ValueError(
                 f"{name} in {shared.weights} is NaN or infinite: {value.tolist()}; expected finite "
                 "numbers. Load the model of an earlier step."

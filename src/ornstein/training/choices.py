@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ornstein.data import Dataset, load
 from ornstein.diffusion import Diffusion
+from ornstein.histogram import EXTRAS
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
 from ornstein.networks import MLP, UNet
 from ornstein.process import Process
@@ -164,8 +165,10 @@ class Modelling:
     """Truncate where x is known to this standard error (default: what suits the likelihood)."""
     fixed_time: float | None = None
     """Truncate at this time instead."""
-    bins: bool = True
-    """Let the network see where in its bin a pixel is."""
+    histogram: bool = True
+    """Begin with what the histogram of the pixels says (discrete bound, up to 256 levels)."""
+    bins: bool | None = None
+    """Let the network see where in its bin a pixel is (default: where there is no histogram)."""
     bins_of: FeaturesOf = "x"
     """joint: see it by what all variables say about x, or by the noised data z alone."""
     per_channel: bool = True
@@ -188,12 +191,15 @@ class Modelling:
     def build(self, data: Dataset, process: Process) -> ScoreModel:
         """The model, with the moments of the training split."""
         likelihood = self._likelihood(data)
-        bins = self.bins and isinstance(likelihood, (Discrete, Tweedie)) and not likelihood.density
-        x = data.train.x
-        mean, std = _moments(likelihood, x, self.per_channel and x.dim() > 2)
+        x, per_channel = data.train.x, self.per_channel and data.train.x.dim() > 2
+        counts = self._histogram(likelihood, x, per_channel)
+        pixels = isinstance(likelihood, (Discrete, Tweedie)) and not likelihood.density
+        bins = pixels and (counts is None if self.bins is None else self.bins)
+        mean, std = likelihood.moments(_some(x), per_channel)
         variables = process.n_vars if self.parametrisation == "joint" else None
+        features = (2 if bins else 0) + (0 if counts is None else EXTRAS // 2)
         return ScoreModel(
-            self._network(data.shape, variables, 2 if bins else 0),
+            self._network(data.shape, variables, features),
             process,
             likelihood,
             self.parametrisation,
@@ -202,7 +208,14 @@ class Modelling:
             truncation=chosen(self.noise_level, self.fixed_time),
             features="bins" if bins else None,
             features_of=self.bins_of,
+            histogram=counts,
         )
+
+    def _histogram(self, likelihood: Likelihood, x: Tensor, per_channel: bool) -> Tensor | None:
+        if not self.histogram or not isinstance(likelihood, Discrete):
+            return None
+        few = likelihood.pixels.levels <= MOST_LEVELS
+        return likelihood.histogram(_some(x), per_channel) if few else None
 
     def _likelihood(self, data: Dataset) -> Likelihood:
         kind = self.likelihood
@@ -245,6 +258,7 @@ class Modelling:
         return UNet(shape, variables, features, **{**SIZES[kind], **options})
 
 
+MOST_LEVELS = 256  # of a histogram: each costs as much as the others, at every pixel
 IMAGE_OPTIONS = ("width", "multipliers", "blocks", "attention", "dropout")
 SIZES: dict[str, dict[str, Any]] = {
     "unet": {},
@@ -272,7 +286,6 @@ def _natural_network(shape: tuple[int, ...]) -> str:
     return "unet-tiny" if largest <= 12 else "unet-small" if largest <= 28 else "unet"
 
 
-def _moments(likelihood: Likelihood, x: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
-    """Of the training split, or of its first part if it is large."""
-    most = max(1, 50_000_000 // max(1, x[0].numel()))
-    return likelihood.moments(x[:most], per_channel)
+def _some(x: Tensor) -> Tensor:
+    """The training split, or its first part if it is large."""
+    return x[: max(1, 50_000_000 // max(1, x[0].numel()))]

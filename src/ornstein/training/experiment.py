@@ -18,6 +18,7 @@ from ornstein.score import ScoreModel
 from ornstein.training.choices import Data, Diffusing, Modelling
 from ornstein.training.options import Optimiser, Training, Watch
 from ornstein.training.records import from_record, to_record
+from ornstein.training.run import complete
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Experiment:
             )
         if isinstance(record, dict) and isinstance(record.get("experiment"), dict):
             record = record["experiment"]  # the config of a run
+            if isinstance(record.get("model"), dict):
+                complete(record["model"])
         try:
             return Experiment.from_record(record, base)
         except ValueError as error:

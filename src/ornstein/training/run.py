@@ -166,7 +166,7 @@ def _decisive(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_before(kept: dict[str, Any]) -> None:
-    """A record from before joint models had a choice of features is that of the only kind."""
+    """A record from before there was a choice of features, or a histogram, is of the only kind."""
     experiment, model = kept.get("experiment"), kept.get("model")
     asked = experiment.get("model") if isinstance(experiment, dict) else None
     joint = False
@@ -175,9 +175,18 @@ def _of_before(kept: dict[str, Any]) -> None:
         if model.get("features"):
             model.setdefault("features_of", "z")
     if isinstance(asked, dict):
-        asked.setdefault("bins_of", "z")
+        complete(asked)
+        if isinstance(model, dict):  # what came of them
+            asked["histogram"], asked["bins"] = "histogram" in model, bool(model.get("features"))
         if not joint:
             del asked["bins_of"]  # which is about joint models
+
+
+def complete(asked: dict[str, Any]) -> None:
+    """Say of a model's options what went without saying before there was a choice."""
+    if "histogram" not in asked:
+        asked["histogram"], asked["bins"] = False, asked.get("bins", True)
+    asked.setdefault("bins_of", "z")
 
 
 def _about_steps(changed: list[str]) -> str:

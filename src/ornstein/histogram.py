@@ -1,0 +1,121 @@
+"""What the histogram of pixels says about a pixel that is seen in noise.
+
+Of independent pixels that are at the number x_k with probability P_k, one that is seen as
+x̃ = x + σ ε is at x_k with probability w_k ∝ P_k exp(−(x̃ − x_k)²/2σ²). So the best guess is
+x̂ = Σ w_k x_k, and what stays open has the variance v = Σ w_k (x_k − x̂)². A network that adds to
+this answer starts from the entropy of the histogram, and is never asked how long a bin is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ornstein import gpu
+from ornstein.answers import LARGEST, Moments, over
+from ornstein.linalg import in_graph
+from ornstein.matrices import as_float64
+from ornstein.schedules import Float64Module
+
+EXTRAS = 4  # what a network is told of it for each number of the data
+AT_ONCE = {"cpu": 2**18, "cuda": 2**27}  # weights formed together where nothing fuses them
+LEAST = 1e-30  # variance below which a pixel is known
+SHARPEST = 1e-9  # standard error of x from which on float32 sees no noise, and weights stay
+SMALLEST = 1e-35  # what float32 can be divided by
+FAR = 20.0  # standard deviations that a network is told of at most
+
+
+@dataclass(frozen=True)
+class Seen:
+    """x̂, the deviation √v and σ: (B, *shape), (B, *shape) and (B, 1, …)."""
+
+    x_noisy: Tensor
+    mean: Tensor
+    deviation: Tensor
+    sigma: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """√v/σ: how much of the noise is still open."""
+        return self.deviation / self.sigma
+
+    def beyond(self, gaussian: Tensor) -> Tensor:
+        """The noise that this answer sees more than one whose guess of x is this one."""
+        return (gaussian - self.mean) / self.sigma
+
+    def extras(self, moments: Moments) -> list[Tensor]:
+        """For the network: the guess and its deviation, in units of the data and of the noise."""
+        centre, unit = (value.to(self.mean.dtype) for value in (moments.mean, moments.std))
+        return [
+            (self.mean - centre) / unit,
+            self.deviation / unit,
+            ((self.x_noisy - self.mean) / self.sigma).clamp(-FAR, FAR),
+            self.scale.clamp(max=FAR),
+        ]
+
+
+class Histogram(Float64Module):
+    """How often each level occurs: (levels,), or (C, 1, …, levels) for each channel."""
+
+    centres: Tensor
+    logs: Tensor
+
+    def __init__(self, centres: Tensor, counts: Tensor) -> None:
+        """centres: the numbers of the levels, (levels,)."""
+        super().__init__()
+        found = as_float64(counts, "histogram")
+        if found.dim() == 0 or found.shape[-1] != len(centres):
+            raise ValueError(
+                f"histogram of shape {tuple(found.shape)}; expected one number for each of the "
+                f"{len(centres)} levels on the last axis. likelihood.histogram(x) gives it."
+            )
+        if not bool((found > 0).all()):
+            raise ValueError(
+                f"histogram has an entry {found.min().item():g}; expected how often each level "
+                "occurs, a positive number even where none was seen. likelihood.histogram(x) "
+                "gives it."
+            )
+        self.register_buffer("centres", centres.to(found))
+        self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
+
+    def seen(self, x_noisy: Tensor, sigma: Tensor) -> Seen:
+        """What x̃ says at standard errors sigma, (B,)."""
+        kind = torch.promote_types(x_noisy.dtype, torch.float32)
+        x, width = x_noisy.to(kind), over(sigma.clamp(SMALLEST, LARGEST), x_noisy, kind)
+        mean, variance = self._moments(x, width.clamp(min=SHARPEST))
+        return Seen(x, mean, variance.clamp(min=LEAST).sqrt(), width)
+
+    def _moments(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """x̂ and v."""
+        if torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad):
+            return self._few(x, sigma)
+        if gpu.weighs(x) and self._by_channel(x):
+            rows = (self.logs / math.log(2)).to(x.dtype).reshape(-1, len(self.centres))
+            centres, channels = self.centres.to(x.dtype), x.reshape(len(x), len(rows), -1)
+            both = gpu.weighed(channels, sigma.flatten(), centres, rows)
+            return both[0].reshape(x.shape), both[1].reshape(x.shape)
+        most = AT_ONCE.get(x.device.type, AT_ONCE["cuda"])
+        size = max(1, most // (len(self.centres) * max(1, x[:1].numel())))
+        if in_graph() or len(x) <= size:
+            return self._few(x, sigma)
+        parts = zip(x.split(size), sigma.split(size), strict=True)
+        found = [self._few(*part) for part in parts]
+        mean, variance = (torch.cat(values) for values in zip(*found, strict=True))
+        return mean, variance
+
+    def _by_channel(self, x: Tensor) -> bool:
+        """Whether the histogram is one for all, or one for each channel."""
+        own, dims = self.logs.shape[:-1], x.dim() - 1
+        return own.numel() == 1 or own == (x.shape[1], *[1] * (dims - 1))
+
+    def _few(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, all weights at once."""
+        centres, logs = self.centres.to(x.dtype), self.logs.to(x.dtype)
+        away = (x.unsqueeze(-1) - centres) / sigma.unsqueeze(-1)
+        weight = (logs - away.square() / 2).softmax(-1)
+        mean = (weight * centres).sum(-1)
+        variance = (weight * (centres - mean.unsqueeze(-1)).square()).sum(-1)
+        return mean, variance
