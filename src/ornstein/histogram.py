@@ -4,10 +4,15 @@ Of independent pixels that are at the number x_k with probability P_k, one that 
 x̃ = x + σ ε is at x_k with probability w_k ∝ P_k exp(−(x̃ − x_k)²/2σ²). So the best guess is
 x̂ = Σ w_k x_k, and what stays open has the variance v = Σ w_k (x_k − x̂)². A network that adds to
 this answer starts from the entropy of the histogram, and is never asked how long a bin is.
+
+Dequantised pixels are anywhere in their bins, [e_k, e_{k+1}]. Their x̂ and v (`spread`) come from
+the same sums over truncated normals, with ρ_k = P_k/(e_{k+1} − e_k) and z_k = (e_k − x̃)/σ:
+S₀ = Σ ρ_k ΔΦ(z_k), S₁ = −Σ ρ_k Δφ(z_k), S₂ = −Σ ρ_k Δ(zφ)(z_k), x̂ = x̃ + σ S₁/S₀.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -26,6 +31,7 @@ LEAST = 1e-30  # variance below which a pixel is known
 SHARPEST = 1e-9  # standard error of x from which on float32 sees no noise, and weights stay
 SMALLEST = 1e-35  # what float32 can be divided by
 FAR = 20.0  # standard deviations that a network is told of at most
+WIDE = 30.0  # bins, from which on it does not matter where in its bin a pixel is
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,12 @@ class Histogram(Float64Module):
     """How often each level occurs: (levels,), or (C, 1, …, levels) for each channel."""
 
     centres: Tensor
+    edges: Tensor
     logs: Tensor
+    even = False  # whether pixels are spread evenly over their bins
 
-    def __init__(self, centres: Tensor, counts: Tensor) -> None:
-        """centres: the numbers of the levels, (levels,)."""
+    def __init__(self, centres: Tensor, counts: Tensor, edges: Tensor | None = None) -> None:
+        """centres: the numbers of the levels, (levels,). edges: of their bins, (levels + 1,)."""
         super().__init__()
         found = as_float64(counts, "histogram")
         if found.dim() == 0 or found.shape[-1] != len(centres):
@@ -78,8 +86,16 @@ class Histogram(Float64Module):
                 "occurs, a positive number even where none was seen. likelihood.histogram(x) "
                 "gives it."
             )
-        self.register_buffer("centres", centres.to(found))
+        edges = _between(centres) if edges is None else edges
+        self.register_buffer("centres", centres.to(found), persistent=False)
+        self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
+
+    def spread(self) -> Histogram:
+        """The same for pixels that are anywhere in their bins."""
+        other = copy.copy(self)
+        other.even = True
+        return other
 
     def seen(self, x_noisy: Tensor, sigma: Tensor) -> Seen:
         """What x̃ says at standard errors sigma, (B,)."""
@@ -92,7 +108,7 @@ class Histogram(Float64Module):
         """x̂ and v."""
         if torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad):
             return self._few(x, sigma)
-        if gpu.weighs(x) and self._by_channel(x):
+        if gpu.weighs(x) and self._by_channel(x) and not self.even:
             rows = (self.logs / math.log(2)).to(x.dtype).reshape(-1, len(self.centres))
             centres, channels = self.centres.to(x.dtype), x.reshape(len(x), len(rows), -1)
             both = gpu.weighed(channels, sigma.flatten(), centres, rows)
@@ -113,9 +129,38 @@ class Histogram(Float64Module):
 
     def _few(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """The same, all weights at once."""
+        at_centres = self._at_centres(x, sigma)
+        if not self.even:
+            return at_centres
+        z = (self.edges - x.unsqueeze(-1)) / sigma.unsqueeze(-1).double()
+        density = self.logs.exp() / self.edges.diff()
+        tail, height = (
+            torch.erfc(z.abs() / 2**0.5) / 2,
+            (-z.square() / 2).exp() / math.sqrt(math.tau),
+        )
+        inside = (z[..., :-1] < 0) & (z[..., 1:] >= 0)  # the bin of x̃: from one tail to the other
+        mass = torch.where(z < 0, tail, -tail).diff() + inside
+        zeroth = (density * mass).sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        shift = -(density * height.diff()).sum(-1) / zeroth
+        second = 1 - (density * (z * height).diff()).sum(-1) / zeroth
+        found = x + sigma * shift, sigma.double().square() * (second - shift.square())
+        wide = sigma > WIDE * self.edges.diff().max()
+        mean, variance = (
+            torch.where(wide, rough, fine.to(x.dtype))
+            for rough, fine in zip(at_centres, found, strict=True)
+        )
+        return mean, variance
+
+    def _at_centres(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         centres, logs = self.centres.to(x.dtype), self.logs.to(x.dtype)
         away = (x.unsqueeze(-1) - centres) / sigma.unsqueeze(-1)
         weight = (logs - away.square() / 2).softmax(-1)
         mean = (weight * centres).sum(-1)
         variance = (weight * (centres - mean.unsqueeze(-1)).square()).sum(-1)
         return mean, variance
+
+
+def _between(centres: Tensor) -> Tensor:
+    """Half-way between levels, and as far beyond the first and the last."""
+    inner = (centres[1:] + centres[:-1]) / 2
+    return torch.cat([2 * centres[:1] - inner[:1], inner, 2 * centres[-1:] - inner[-1:]])

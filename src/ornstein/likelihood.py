@@ -133,6 +133,11 @@ class Pixels:
         k = torch.arange(self.levels, dtype=torch.float64, device=device)
         return self.at((k + 0.5) / self.levels)
 
+    def edges(self, device: torch.device | None = None) -> Tensor:
+        """Where bins end: (levels + 1,) float64."""
+        k = torch.arange(self.levels + 1, dtype=torch.float64, device=device)
+        return self.at(k / self.levels)
+
     def between(self, x: Tensor, edges: Tensor) -> Tensor:
         """The levels of numbers, told apart by edges: of the type that pixels are stored in."""
         if not x.is_floating_point() or not bool(x.isfinite().all()):

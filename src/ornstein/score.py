@@ -393,6 +393,14 @@ class ScoreModel(nn.Module):
         """Whether it is a joint model with features, of which there are two kinds."""
         return self.parametrisation == "joint" and bool(self.features)
 
+    def seeing(self, likelihood: Likelihood) -> ScoreModel:
+        """The same model for data as this likelihood has them, at their levels or dequantised."""
+        if self.histogram is None or self.histogram.even or not likelihood.dequantised:
+            return self
+        model = self._copy()
+        model.histogram = self.histogram.spread()
+        return model
+
     def check_data(self, x: Tensor, likelihood: Likelihood) -> None:
         """Raise if this can't be a batch for this model under this likelihood."""
         if not likelihood.same_space(self.likelihood):
@@ -546,7 +554,8 @@ class ScoreModel(nn.Module):
                 "a histogram was given with precondition=False, which leaves all answers to the "
                 "network; expected one of the two."
             )
-        return Histogram(self.likelihood.pixels.centres(), given)
+        pixels = self.likelihood.pixels
+        return Histogram(pixels.centres(), given, pixels.edges())
 
     def extra_repr(self) -> str:
         return (

@@ -109,6 +109,7 @@ class Job:
                 f"likelihood={likelihood!r}; expected Discrete, Tweedie or Continuous."
             )
         model.check_data(x, self.likelihood)
+        self.model = model.seeing(self.likelihood)
         self.truncation = model.truncation if truncation is None else check_truncation(truncation)
         self.times = natural_times(model, given) if times is None else times
         if not isinstance(self.times, Times):

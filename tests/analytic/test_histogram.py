@@ -9,6 +9,7 @@ known: for a pixel at x_k it is E log P(k | x̃_ε) − D_k(σ_ε) + D_k(σ_T) �
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from pathlib import Path
@@ -350,3 +351,60 @@ def test_a_run_is_known_again(kind: Any, old: bool, tmp_path: Path) -> None:
     both = ((asked, models[1]), (now.to_record(), models[2]))
     kept, again = (_decisive({"training": {}, "experiment": r, "model": m}) for r, m in both)
     assert (kept == again) == (models[1] == models[2])
+
+
+# ---------------------------------------------------------------- dequantised
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 3e-3, 0.03, 0.2, 2.0])
+def test_anywhere_in_a_bin(sigma: float) -> None:
+    """Uniform in each bin: integrals over each of them with thirty digits, inside and outside."""
+    edges = PLAIN.pixels.edges()
+    x = torch.cat(
+        [CENTRES + 0.03, edges + 0.4 * sigma, edges[[0, -1]] + sigma * torch.tensor([-4, 4])]
+    )
+    spread = Histogram(CENTRES, COUNTS, edges).spread()
+    seen = spread.seen(x[None], torch.tensor([sigma], dtype=F64))
+    for i, place in enumerate(x.tolist()):
+        with mp.workdps(30):
+            ends = [(mp.mpf(e) - place) / sigma for e in edges.tolist()]
+            mass = [mp.ncdf(b) - mp.ncdf(a) for a, b in itertools.pairwise(ends)]
+            first = [mp.npdf(a) - mp.npdf(b) for a, b in itertools.pairwise(ends)]
+            second = [
+                a * mp.npdf(a) - b * mp.npdf(b) + m
+                for a, b, m in zip(ends, ends[1:], mass, strict=False)
+            ]
+            total, one, two = (mp.fdot(COUNTS.tolist(), v) for v in (mass, first, second))
+            shift, v = one / total, two / total - (one / total) ** 2
+            told = float(place + sigma * shift), float(sigma * mp.sqrt(v))
+        wide = sigma > histogram.WIDE * 2 / LEVELS  # where it does not matter
+        near = 1e-9 if not wide else 1e-3 * told[1]
+        assert abs(seen.mean[0, i].item() - told[0]) <= near
+        assert abs(seen.deviation[0, i].item() - told[1]) <= near
+
+
+def test_where_in_its_bin_does_not_matter_in_much_noise() -> None:
+    """At the width from which on levels are enough."""
+    sigma = torch.tensor([histogram.WIDE * 2 / LEVELS * f for f in (1 - 1e-9, 1 + 1e-9)], dtype=F64)
+    seen = Histogram(CENTRES, law()).spread().seen(torch.full((2, 1), 1.7, dtype=F64), sigma)
+    assert abs(float((seen.x_noisy - seen.mean).diff(dim=0)) / sigma[0].item()) < 1e-4
+
+
+def test_dequantised_pixels_have_an_answer_of_their_own() -> None:
+    """A zero network under the paper's bound is the exact denoiser of dequantised pixels."""
+    x, process, tweedie = drawn(40, DIMS), made("vpsde"), Tweedie(LEVELS)
+    known = Histogram(CENTRES, law(), PLAIN.pixels.edges()).spread()
+
+    class Exact(nn.Linear):  # whose weight says that it computes in float64
+        def forward(self, x_noisy: Tensor, logsnr: Tensor) -> Tensor:
+            seen = known.seen(x_noisy, (-logsnr / 2).exp())
+            return (seen.x_noisy - seen.mean) / seen.sigma
+
+    model = model_of(process)
+    plain = ScoreModel(Exact(1, 1), process, PLAIN, precondition=False, truncation=model.truncation)
+    values = [
+        elbo(m.double(), x, likelihood=tweedie, draws=8, times=EvenInLog(), random=rows(x, 0))
+        for m in (model, plain)
+    ]
+    assert torch.allclose(values[0].samples, values[1].samples, rtol=1e-5, atol=1e-5)
+    assert model.seeing(PLAIN) is model and model.seeing(tweedie).seeing(tweedie).histogram.even
