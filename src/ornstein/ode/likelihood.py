@@ -167,7 +167,7 @@ class Flow:
 
     def frames(self, job: Job) -> Frames:
         """The coordinates of the flow."""
-        return Frames(self.model, job.shape, job.start.detach())
+        return Frames(job.model, job.shape, job.start.detach())
 
     def values(self, data: Tensor, job: Job) -> Tensor:
         """The numbers that diffuse, in the middle of their bins: (B, d) float64."""
