@@ -101,7 +101,7 @@ def experiment(options: argparse.Namespace, case: str) -> Experiment:
         process = replace(process, v0_variance=V0, **own)
     model = replace(base.model, parametrisation="joint", histogram=False)
     if recipe:
-        model = replace(model, logit=LOGIT, bins=False)
+        model = replace(model, logit=LOGIT, bins="off")
     watch = replace(base.training.watch, sample_every=0, valid_every=0)
     training = replace(base.training, steps=options.steps, seed=options.seed, watch=watch)
     if CASES[case].kernel:  # whose factor is tried out on the host

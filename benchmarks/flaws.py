@@ -201,7 +201,6 @@ def with_flaws(model: ScoreModel, flaws: Flaws) -> ScoreModel:
         model.features or None,
         model.precondition and not flaws.plain,
         model.features_of,
-        None if flaws.plain or model.histogram is None else model.histogram.logs.exp().cpu(),
     ).to(process.device)
 
 

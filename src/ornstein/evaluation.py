@@ -187,7 +187,7 @@ def evaluate(
     precision = _checked_precision(precision)
     compiling.wanted(compile, model.process.device)  # which says what is wrong
     likelihood = model.likelihood if likelihood is None else likelihood
-    model = model.seeing(likelihood)
+    model = model.seeing(likelihood) if isinstance(likelihood, Likelihood) else model
     truncation = model.truncation if truncation is None else truncation
     _check_counts(draws, max_draws, batch_size, limit, curve_bins, target_error)
     was_training = {module: module.training for module in model.modules()}

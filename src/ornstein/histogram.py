@@ -7,17 +7,21 @@ this answer starts from the entropy of the histogram, and is never asked how lon
 
 Dequantised pixels are anywhere in their bins, [e_k, e_{k+1}]. Their x̂ and v (`spread`) come from
 the same sums over truncated normals, with ρ_k = P_k/(e_{k+1} − e_k) and z_k = (e_k − x̃)/σ:
-S₀ = Σ ρ_k ΔΦ(z_k), S₁ = −Σ ρ_k Δφ(z_k), S₂ = −Σ ρ_k Δ(zφ)(z_k), x̂ = x̃ + σ S₁/S₀.
+S₀ = Σ ρ_k ΔΦ(z_k), S₁ = −Σ ρ_k Δφ(z_k), S₂ = −Σ ρ_k Δ(zφ)(z_k), x̂ = x̃ + σ S₁/S₀ and
+v = σ²(1 + S₂/S₀ − (S₁/S₀)²). With a logit map it is an approximation: bins are even in k, not in x.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ornstein import gpu
 from ornstein.answers import LARGEST, Moments, over
@@ -25,7 +29,7 @@ from ornstein.linalg import in_graph
 from ornstein.matrices import as_float64
 from ornstein.schedules import Float64Module
 
-EXTRAS = 4  # what a network is told of it for each number of the data
+FEATURES = 2  # as many as these, of two entries each, is what a network is told of it
 AT_ONCE = {"cpu": 2**18, "cuda": 2**27}  # weights formed together where nothing fuses them
 LEAST = 1e-30  # variance below which a pixel is known
 SHARPEST = 1e-9  # standard error of x from which on float32 sees no noise, and weights stay
@@ -36,7 +40,7 @@ WIDE = 30.0  # bins, from which on it does not matter where in its bin a pixel i
 
 @dataclass(frozen=True)
 class Seen:
-    """x̂, the deviation √v and σ: (B, *shape), (B, *shape) and (B, 1, …)."""
+    """x̃, x̂ and the deviation √v, (B, *shape), and σ, (B, 1, …)."""
 
     x_noisy: Tensor
     mean: Tensor
@@ -91,10 +95,10 @@ class Histogram(Float64Module):
         self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
 
-    def spread(self) -> Histogram:
-        """The same for pixels that are anywhere in their bins."""
+    def spread(self, even: bool = True) -> Histogram:
+        """The same for pixels that are anywhere in their bins, or else at their levels."""
         other = copy.copy(self)
-        other.even = True
+        other.even = even
         return other
 
     def seen(self, x_noisy: Tensor, sigma: Tensor) -> Seen:
@@ -106,9 +110,8 @@ class Histogram(Float64Module):
 
     def _moments(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """x̂ and v."""
-        if torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad):
-            return self._few(x, sigma)
-        if gpu.weighs(x) and self._by_channel(x) and not self.even:
+        graph = torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad)
+        if gpu.weighs(x) and self._by_channel(x) and not self.even and not graph:
             rows = (self.logs / math.log(2)).to(x.dtype).reshape(-1, len(self.centres))
             centres, channels = self.centres.to(x.dtype), x.reshape(len(x), len(rows), -1)
             both = gpu.weighed(channels, sigma.flatten(), centres, rows)
@@ -118,7 +121,10 @@ class Histogram(Float64Module):
         if in_graph() or len(x) <= size:
             return self._few(x, sigma)
         parts = zip(x.split(size), sigma.split(size), strict=True)
-        found = [self._few(*part) for part in parts]
+        few: Any = self._few
+        if graph:  # weights are formed anew on the way back, a part at a time
+            few = functools.partial(checkpoint, few, use_reentrant=False, preserve_rng_state=False)
+        found = [few(*part) for part in parts]
         mean, variance = (torch.cat(values) for values in zip(*found, strict=True))
         return mean, variance
 
@@ -140,11 +146,13 @@ class Histogram(Float64Module):
         )
         inside = (z[..., :-1] < 0) & (z[..., 1:] >= 0)  # the bin of x̃: from one tail to the other
         mass = torch.where(z < 0, tail, -tail).diff() + inside
-        zeroth = (density * mass).sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        tiny = torch.finfo(torch.float64).tiny
+        zeroth = (density * mass).sum(-1).clamp(min=tiny)
         shift = -(density * height.diff()).sum(-1) / zeroth
         second = 1 - (density * (z * height).diff()).sum(-1) / zeroth
         found = x + sigma * shift, sigma.double().square() * (second - shift.square())
-        wide = sigma > WIDE * self.edges.diff().max()
+        # where it does not matter, or x̃ is so far outside that no mass is left
+        wide = (sigma > WIDE * self.edges.diff().max()) | (zeroth <= tiny)
         mean, variance = (
             torch.where(wide, rough, fine.to(x.dtype))
             for rough, fine in zip(at_centres, found, strict=True)

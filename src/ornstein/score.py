@@ -76,8 +76,8 @@ class ScoreModel(nn.Module):
             of the data's standard deviation.
         features: frequencies whose sines and cosines (of x̃) the network gets as further entries of
             axis 1; "bins" stands for two bins and one bin of the pixels.
-        precondition: False leaves out the Gaussian answer and all scaling: the network gets x̃ (or
-            y) as it is, and its output is the noise.
+        precondition: False leaves out all answers and all scaling: the network gets x̃ (or y) as it
+            is, and its output is the noise.
         features_of: "z" for a joint model whose features are of the noised data alone, y's first
             variable, which knows x less well than all of them together.
         histogram: of pixels, likelihood.histogram(x). Then the network adds to what is right for
@@ -344,10 +344,17 @@ class ScoreModel(nn.Module):
         state, extras = answer.normalised(x_noisy), self._waves(x_noisy, logsnr)
         if self.histogram is None:
             return answer.scale * self._call(state, extras, logsnr)
-        seen = self.histogram.seen(x_noisy, (-logsnr / 2).exp())
-        extras = [*extras, *seen.extras(self.moments)]
-        beyond = seen.beyond(answer.data(x_noisy)).to(x_noisy.dtype)
-        return beyond + answer.scale * self._call(state, extras, logsnr)
+        beyond, more = self._beyond(x_noisy, (-logsnr / 2).exp(), answer)
+        return beyond + answer.scale * self._call(state, [*extras, *more], logsnr)
+
+    def _beyond(
+        self, x_noisy: Tensor, sigma: Tensor, answer: GaussianAnswer
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The noise that the histogram sees beyond this answer, and what the network is told."""
+        if self.histogram is None:
+            raise ValueError("there is no histogram to look at; expected a model that has one.")
+        seen = self.histogram.seen(x_noisy.to(self.dtype), sigma)
+        return seen.beyond(answer.data(x_noisy)).to(x_noisy.dtype), seen.extras(self.moments)
 
     def joint_residual(
         self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None = None
@@ -375,9 +382,8 @@ class ScoreModel(nn.Module):
         answer = GaussianAnswer.of(self.moments, view.sigma, x)
         beyond = None
         if self.histogram is not None and x_noisy is not None:
-            seen = self.histogram.seen(x_noisy, view.sigma)
-            extras = [*extras, *seen.extras(self.moments)]
-            beyond = seen.beyond(answer.data(x_noisy)).to(y.dtype)
+            beyond, more = self._beyond(x_noisy, view.sigma, answer)
+            beyond, extras = beyond.to(y.dtype), [*extras, *more]
         extras = [extra.unsqueeze(1) for extra in extras]
         scale = answer.scale.expand_as(x)
         guess = scale.unsqueeze(1) * self._call(centred / wide, extras, view.logsnr)
@@ -395,10 +401,10 @@ class ScoreModel(nn.Module):
 
     def seeing(self, likelihood: Likelihood) -> ScoreModel:
         """The same model for data as this likelihood has them, at their levels or dequantised."""
-        if self.histogram is None or self.histogram.even or not likelihood.dequantised:
+        if self.histogram is None or self.histogram.even == likelihood.dequantised:
             return self
         model = self._copy()
-        model.histogram = self.histogram.spread()
+        model.histogram = self.histogram.spread(likelihood.dequantised)
         return model
 
     def check_data(self, x: Tensor, likelihood: Likelihood) -> None:
@@ -561,6 +567,7 @@ class ScoreModel(nn.Module):
         return (
             f"{self.parametrisation!r}, likelihood={self.likelihood!r}, "
             f"truncation={self.truncation!r}"
+            + ("" if self.histogram is None else ", with a histogram")
         )
 
 

@@ -155,10 +155,18 @@ def test_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "_few", spy)
     for most in (1, 3 * 12 * LEVELS):
         monkeypatch.setattr(histogram, "AT_ONCE", {"cpu": most, "cuda": most})
-        for at in (x, x.clone().requires_grad_()):
-            seen = known.seen(at, sigma)
-            assert torch.equal(seen.mean, whole.mean) and torch.equal(seen.scale, whole.scale)
-    assert [len(call.args[0]) for call in spy.call_args_list] == [*[1] * 7, 7, 3, 3, 1, 7]
+        seen = known.seen(x, sigma)
+        assert torch.equal(seen.mean, whole.mean) and torch.equal(seen.scale, whole.scale)
+    assert [len(call.args[0]) for call in spy.call_args_list] == [*[1] * 7, 3, 3, 1]
+    at = x.clone().requires_grad_()
+    found = []
+    for most in (1, 2**30):  # in parts whose weights are formed twice, and whole
+        monkeypatch.setattr(histogram, "AT_ONCE", {"cpu": most, "cuda": most})
+        seen = known.seen(at, sigma)
+        (first,) = torch.autograd.grad((seen.mean * seen.scale).sum(), at, create_graph=True)
+        found.append((seen.mean, first, *torch.autograd.grad(first.sin().sum(), at)))
+    for part, all_ in zip(*found, strict=True):
+        assert torch.allclose(part, all_, rtol=1e-12, atol=1e-12)
 
 
 def information(P: Tensor, centres: Tensor, sigma: Tensor | float) -> Tensor:
@@ -232,7 +240,7 @@ def test_gradients(parametrisation: str, loss: Any) -> None:
 @pytest.mark.parametrize("parametrisation", BOTH)
 @pytest.mark.parametrize("name", ["vpsde", "cld", "malda", "coupled-v0"])
 def test_answers(name: str, parametrisation: str) -> None:
-    """∇ log Σ P_k N(y; r x_k, Σ) by autograd; networks add √v/σ of theirs; all answers are one."""
+    """∇ log Σ P_k N(y; r x_k, Σ) by autograd; networks add ς/√(ς²+σ²)·theirs; all are one."""
     near = functools.partial(torch.testing.assert_close, rtol=1e-6, atol=1e-5)  # y was whitened
     process = made(name)
     s = process.time_of_noise(torch.tensor([0.01, 0.03, 0.1, 0.5, 2.0], dtype=F64)).detach()
@@ -329,9 +337,9 @@ def test_where_there_is_a_histogram() -> None:
         return found.get("histogram"), len(found["features"]), model.network.layout.features
 
     assert built() == ([3, 1, 1, 16], 0, 2) and built(256) == ([3, 1, 1, 256], 0, 2)
-    assert built(bins=True) == ([3, 1, 1, 16], 2, 4) and built(per_channel=False) == ([16], 0, 2)
+    assert built(bins="on") == ([3, 1, 1, 16], 2, 4) and built(per_channel=False) == ([16], 0, 2)
     assert built(histogram=False) == built(257) == built(likelihood="tweedie") == (None, 2, 2)
-    assert built(histogram=False, bins=False) == built(257, bins=False) == (None, 0, 0)
+    assert built(histogram=False, bins="off") == built(257, bins="off") == (None, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "tweedie"])

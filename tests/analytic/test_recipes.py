@@ -90,8 +90,8 @@ def test_answers_differ_by_what_a_network_is_added_to() -> None:
         "histogram": (True, 0),
         "both": (True, 2),
     }
-    same = replace(found["gaussian"].model, histogram=True, bins=None)
-    assert all(replace(e.model, histogram=True, bins=None) == same for e in found.values())
+    same = replace(found["gaussian"].model, histogram=True, bins="auto")
+    assert all(replace(e.model, histogram=True, bins="auto") == same for e in found.values())
     assert len({str(e.training) + str(e.process) + str(e.data) for e in found.values()}) == 1
 
 

@@ -317,7 +317,7 @@ def test_options_survive_json(name: str) -> None:
         process=replace(
             experiment.process, process="own", Q=((0.0, -1.0), (1.0, 0.0)), rate_q=(0.1, 2.0)
         ),
-        model=replace(experiment.model, attention=(4, 8), logit=0.05, bins=False),
+        model=replace(experiment.model, attention=(4, 8), logit=0.05, bins="off"),
         training=replace(
             experiment.training,
             precision="bfloat16",

@@ -27,7 +27,8 @@ class MLP(nn.Module):
     ) -> None:
         """
         shape: of the data, (size,). variables: None for a channel model, the process's n_vars for a
-        joint one. features: how many frequencies the model adds. depth: residual blocks.
+        joint one. features: how many the model adds (a histogram counts as 2). depth: residual
+        blocks.
         """
         super().__init__()
         check_sizes(width=width, depth=depth, dropout=dropout)

@@ -16,7 +16,8 @@ SLOWEST, FASTEST = 0.03, 8.0  # of the waves over log SNR, which goes from about
 class Layout:
     """The axes of a channel model, (B, C·(1 + 2f), …), or of a joint one, (B, K + 2f, C, …).
 
-    f frequencies add 2f entries, their sines and cosines, to axis 1 of the input.
+    f frequencies add 2f entries, their sines and cosines, to axis 1 of the input; a histogram adds
+    as many as two of them.
     """
 
     shape: tuple[int, ...]  # of the data
@@ -39,8 +40,8 @@ class Layout:
             )
         if not isinstance(features, int) or features < 0:
             raise ValueError(
-                f"features={features!r}; expected how many frequencies the model adds: "
-                "len(model.features), 2 for features='bins'."
+                f"features={features!r}; expected how many the model adds: 2 for "
+                "features='bins', 2 for a histogram, 4 for both, or how many frequencies."
             )
         return Layout(sizes, variables, features)
 
@@ -61,7 +62,7 @@ class Layout:
                 f"the network was given {tuple(x.shape)} and was built for data of shape "
                 f"{self.shape}, variables={self.variables} and {self.features} features; expected "
                 f"{self.inputs} entries before the axes {self.shape[1:]}. Build it with features= "
-                "as many frequencies as the model has (2 for 'bins')."
+                "as many as the model has (2 for 'bins', 2 for a histogram, 4 for both)."
             )
         return joined
 

@@ -37,8 +37,8 @@ class UNet(nn.Module):
     ) -> None:
         """
         shape: of the data, (channels, height, width). variables: None for a channel model, the
-        process's n_vars for a joint one. features: how many frequencies the model adds.
-        attention: heights of the image at which blocks attend.
+        process's n_vars for a joint one. features: how many the model adds (a histogram counts
+        as 2). attention: heights of the image at which blocks attend.
         """
         super().__init__()
         check_sizes(width=width, blocks=blocks, multipliers=multipliers, dropout=dropout)

@@ -124,9 +124,9 @@ def table(record: Mapping[str, Any]) -> list[str]:
     heads = ["", "K", *map(_head, looks), *(["the paper"] if paper else []), "weights", "budget"]
     lines = [row(heads), row(["---"] * len(heads))]
     titles = [_title(run, run["process"], 1) for run in record["runs"]]
-    for run in record["runs"]:
+    for run, title in zip(record["runs"], titles, strict=True):
         processes = {f["asked"]: f["process"] for f in run["figures"]}
-        name = f" ({run['name']})" if titles.count(_title(run, run["process"], 1)) > 1 else ""
+        name = f" ({run['name']})" if titles.count(title) > 1 else ""
         for asked, process in (processes or {"own": run["process"]}).items():
             cells = [_title(run, process, len(processes)) + name, _variables(run, process)]
             cells += [_cell(run["figures"], look, asked) for look in looks]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ornstein.data import Dataset, load
 from ornstein.diffusion import Diffusion
-from ornstein.histogram import EXTRAS
+from ornstein.histogram import FEATURES
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
 from ornstein.networks import MLP, UNet
 from ornstein.process import Process
@@ -167,12 +167,12 @@ class Modelling:
     """Truncate at this time instead."""
     histogram: bool = True
     """Begin with what the histogram of the pixels says (discrete bound, up to 256 levels)."""
-    bins: bool | None = None
-    """Let the network see where in its bin a pixel is (default: where there is no histogram)."""
+    bins: Literal["auto", "on", "off"] = "auto"
+    """Let the network see where in its bin a pixel is; auto: where there is no histogram."""
     bins_of: FeaturesOf = "x"
     """joint: see it by what all variables say about x, or by the noised data z alone."""
     per_channel: bool = True
-    """Mean and standard deviation of the data for each channel."""
+    """Mean, standard deviation and histogram of the data for each channel."""
     network: Literal["natural", "unet", "unet-small", "unet-tiny", "mlp"] = "natural"
     """natural is what suits the size of the data."""
     width: int | None = None
@@ -194,10 +194,10 @@ class Modelling:
         x, per_channel = data.train.x, self.per_channel and data.train.x.dim() > 2
         counts = self._histogram(likelihood, x, per_channel)
         pixels = isinstance(likelihood, (Discrete, Tweedie)) and not likelihood.density
-        bins = pixels and (counts is None if self.bins is None else self.bins)
+        bins = pixels and (counts is None if self.bins == "auto" else self.bins == "on")
         mean, std = likelihood.moments(_some(x), per_channel)
         variables = process.n_vars if self.parametrisation == "joint" else None
-        features = (2 if bins else 0) + (0 if counts is None else EXTRAS // 2)
+        features = (2 if bins else 0) + (0 if counts is None else FEATURES)
         return ScoreModel(
             self._network(data.shape, variables, features),
             process,

@@ -54,6 +54,7 @@ class Run:
             raise ValueError(
                 f"{self.folder} holds a run with other options:\n  {lines}\nExpected the same ones "
                 f"to go on with it. Repeat them, or use another folder.{_about_steps(changed)}"
+                f"{_about_histograms(changed)}"
             )
         return True
 
@@ -126,6 +127,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path} has format {record.get('format')!r} and this version reads {FORMAT}; "
             "use the version that wrote it."
         )
+    experiment = record.get("experiment")
+    if isinstance(experiment, dict) and isinstance(experiment.get("model"), dict):
+        complete(experiment["model"])
     return record
 
 
@@ -185,7 +189,7 @@ def _of_before(kept: dict[str, Any]) -> None:
 def complete(asked: dict[str, Any]) -> None:
     """Say of a model's options what went without saying before there was a choice."""
     if "histogram" not in asked:
-        asked["histogram"], asked["bins"] = False, asked.get("bins", True)
+        asked["histogram"], asked["bins"] = False, "on" if asked.get("bins", True) else "off"
     asked.setdefault("bins_of", "z")
 
 
@@ -196,6 +200,12 @@ def _about_steps(changed: list[str]) -> str:
         " A run may get more steps, not fewer, and only with decay='constant': a cosine would have "
         "had other learning rates from the start."
     )
+
+
+def _about_histograms(changed: list[str]) -> str:
+    if not any(line.startswith("experiment.model.histogram:") for line in changed):
+        return ""
+    return " A run from before models had a histogram goes on with --no-histogram."
 
 
 def _may_extend(old: dict[str, Any], new: dict[str, Any]) -> bool:
