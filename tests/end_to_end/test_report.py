@@ -573,6 +573,9 @@ def test_options_that_differ_are_shown(tmp_path: Path) -> None:
         "data.data": "digits",
         "process.process": "cld",
         "model.parametrisation": "channel",
+        "model.histogram": "false",  # what went without saying when such a run was made
+        "model.bins": "on",
+        "model.bins_of": "z",
         "training.steps": "400",
         "training.optimiser.lr": "0.1",
     }
