@@ -344,16 +344,14 @@ class ScoreModel(nn.Module):
         state, extras = answer.normalised(x_noisy), self._waves(x_noisy, logsnr)
         if self.histogram is None:
             return answer.scale * self._call(state, extras, logsnr)
-        beyond, more = self._beyond(x_noisy, (-logsnr / 2).exp(), answer)
+        beyond, more = self._beyond(self.histogram, x_noisy, (-logsnr / 2).exp(), answer)
         return beyond + answer.scale * self._call(state, [*extras, *more], logsnr)
 
     def _beyond(
-        self, x_noisy: Tensor, sigma: Tensor, answer: GaussianAnswer
+        self, histogram: Histogram, x_noisy: Tensor, sigma: Tensor, answer: GaussianAnswer
     ) -> tuple[Tensor, list[Tensor]]:
-        """The noise that the histogram sees beyond this answer, and what the network is told."""
-        if self.histogram is None:
-            raise ValueError("there is no histogram to look at; expected a model that has one.")
-        seen = self.histogram.seen(x_noisy.to(self.dtype), sigma)
+        """The noise that a histogram sees beyond this answer, and what the network is told."""
+        seen = histogram.seen(x_noisy.to(self.dtype), sigma)
         return seen.beyond(answer.data(x_noisy)).to(x_noisy.dtype), seen.extras(self.moments)
 
     def joint_residual(
@@ -382,7 +380,7 @@ class ScoreModel(nn.Module):
         answer = GaussianAnswer.of(self.moments, view.sigma, x)
         beyond = None
         if self.histogram is not None and x_noisy is not None:
-            beyond, more = self._beyond(x_noisy, view.sigma, answer)
+            beyond, more = self._beyond(self.histogram, x_noisy, view.sigma, answer)
             beyond, extras = beyond.to(y.dtype), [*extras, *more]
         extras = [extra.unsqueeze(1) for extra in extras]
         scale = answer.scale.expand_as(x)

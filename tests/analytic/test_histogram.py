@@ -32,7 +32,8 @@ from ornstein.networks import MLP
 from ornstein.terms import channel_error, joint_error
 from ornstein.training.choices import Modelling
 from ornstein.training.experiment import Experiment
-from ornstein.training.run import _decisive
+from ornstein.training.records import differences
+from ornstein.training.run import _about_histograms, _decisive
 from tests.analytic.test_bound_gaussian import deviation, made, rows
 from tests.analytic.test_bound_gaussian import seed as seed  # a fixture
 from tests.analytic.test_bound_identities import LEARNED, EvenInLog, mismatch
@@ -359,6 +360,9 @@ def test_a_run_is_known_again(kind: Any, old: bool, tmp_path: Path) -> None:
     both = ((asked, models[1]), (now.to_record(), models[2]))
     kept, again = (_decisive({"training": {}, "experiment": r, "model": m}) for r, m in both)
     assert (kept == again) == (models[1] == models[2])
+    told = "goes on with --no-histogram" in _about_histograms(differences(kept, again))
+    assert told == (old and kind == "discrete")
+    assert not _about_histograms(differences(again, kept))
 
 
 # ---------------------------------------------------------------- dequantised

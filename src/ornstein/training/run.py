@@ -203,7 +203,7 @@ def _about_steps(changed: list[str]) -> str:
 
 
 def _about_histograms(changed: list[str]) -> str:
-    if not any(line.startswith("experiment.model.histogram:") for line in changed):
+    if "experiment.model.histogram: before False, now True" not in changed:
         return ""
     return " A run from before models had a histogram goes on with --no-histogram."
 
