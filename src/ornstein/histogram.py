@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,8 @@ class Histogram(Float64Module):
                 "gives it."
             )
         edges = _between(centres) if edges is None else edges
+        gaps = centres.diff()  # as float64 has them
+        self.regular = bool(((gaps - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
         self.register_buffer("centres", centres.to(found), persistent=False)
         self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
@@ -111,11 +114,14 @@ class Histogram(Float64Module):
     def _moments(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
         """x̂ and v."""
         graph = torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad)
-        if gpu.weighs(x) and self._by_channel(x) and not self.even and not graph:
-            rows = (self.logs / math.log(2)).to(x.dtype).reshape(-1, len(self.centres))
-            centres, channels = self.centres.to(x.dtype), x.reshape(len(x), len(rows), -1)
-            both = gpu.weighed(channels, sigma.flatten(), centres, rows)
-            return both[0].reshape(x.shape), both[1].reshape(x.shape)
+        if gpu.weighs(x) and self._by_channel(x) and not self.even:
+            known = self.centres.to(x.dtype), (self.logs / math.log(2)).to(x.dtype), self.regular
+            if graph:
+                formula = None if in_graph() else self._few  # nothing is differentiated twice there
+                mean, variance = _Weighed.apply(x, sigma, formula, *known)  # type: ignore[no-untyped-call]
+                return mean, variance
+            mean, variance = _weighed(x, sigma, *known, four=False)
+            return mean, variance
         most = AT_ONCE.get(x.device.type, AT_ONCE["cuda"])
         size = max(1, most // (len(self.centres) * max(1, x[:1].numel())))
         if in_graph() or len(x) <= size:
@@ -166,6 +172,58 @@ class Histogram(Float64Module):
         mean = (weight * centres).sum(-1)
         variance = (weight * (centres - mean.unsqueeze(-1)).square()).sum(-1)
         return mean, variance
+
+
+def _weighed(
+    x: Tensor, sigma: Tensor, centres: Tensor, logs: Tensor, regular: bool, four: bool
+) -> Tensor:
+    """x̂, v and, if wanted, the third and fourth central moment by `gpu.weighed`: (2 or 4, …)."""
+    rows = logs.reshape(-1, len(centres))
+    channels = x.reshape(len(x), len(rows), -1)
+    found = gpu.weighed(channels, sigma.flatten(), centres, rows, regular, four)
+    return found.reshape(-1, *x.shape)
+
+
+class _Weighed(torch.autograd.Function):
+    """x̂ and v with their gradient, which central moments give.
+
+    Weights move by dw_k/w_k = u_k dx̃/σ² + (u_k² − 2δu_k) dσ/σ³ and a constant, where u = x_k − x̂
+    and δ = x̃ − x̂. So dx̂ = v dx̃/σ² + (μ₃ − 2δv) dσ/σ³ and
+    dv = μ₃ dx̃/σ² + (μ₄ − v² − 2δμ₃) dσ/σ³.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        sigma: Tensor,
+        formula: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
+        centres: Tensor,
+        logs: Tensor,
+        regular: bool,
+    ) -> tuple[Tensor, Tensor]:
+        mean, variance, third, fourth = _weighed(x, sigma, centres, logs, regular, True)
+        ctx.formula = formula
+        ctx.save_for_backward(x, sigma, mean, variance, third, fourth)
+        return mean.clone(), variance.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gMean: Tensor, gVariance: Tensor) -> tuple[Tensor | None, ...]:
+        x, sigma, mean, variance, third, fourth = ctx.saved_tensors
+        if ctx.formula is not None and torch.is_grad_enabled():  # to be differentiated again
+            found = ctx.formula(x, sigma)
+            wanted = [value for value in (x, sigma) if value.requires_grad]
+            slopes = iter(torch.autograd.grad(found, wanted, (gMean, gVariance), create_graph=True))
+            gX, gSigma = (next(slopes) if v.requires_grad else None for v in (x, sigma))
+            return gX, gSigma, None, None, None, None
+        # in units of σ, of which float32 has no fourth power
+        off, two = (x - mean) / sigma, variance / sigma / sigma
+        three, four = third / sigma / sigma / sigma, fourth / sigma / sigma / sigma / sigma
+        gVariance = gVariance * sigma
+        gX = gMean * two + gVariance * three
+        along = gMean * (three - 2 * off * two)
+        along = along + gVariance * (four - two.square() - 2 * off * three)
+        return gX, along.sum_to_size(sigma.shape), None, None, None, None
 
 
 def _between(centres: Tensor) -> Tensor:

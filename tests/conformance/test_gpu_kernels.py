@@ -376,3 +376,36 @@ def test_what_a_histogram_says(shape: tuple[int, ...], per_channel: bool) -> Non
     clear = wanted.deviation > 1e-3
     assert bool(((found.deviation / wanted.deviation - 1).abs()[clear] < 2e-3).all())
     assert bool((found.deviation[~clear] < 1.1e-3).all())
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("levels", [2, 16, 256])
+def test_gradients_of_what_a_histogram_says(levels: int, even: bool) -> None:
+    """By central moments, against float64; near levels alone, or all of them; and once more."""
+    sizes = torch.logspace(-3, 2, 11, dtype=F64, device=DEVICE)
+    centres = (2 * torch.arange(levels, dtype=F64) + 1) / levels - 1
+    centres = centres if even else centres + 0.3 * centres**3
+    histogram = ornstein.histogram.Histogram(centres, torch.rand(levels, dtype=F64) ** 4 + 1e-5)
+    histogram = histogram.to(DEVICE)
+    assert histogram.regular is (even or levels == 2)
+    x = centres.to(DEVICE)[torch.randint(levels, (len(sizes), 2, 3), device=DEVICE)]
+    x = x + sizes.reshape(-1, 1, 1) * torch.randn_like(x)
+    x, sizes = x.float().double(), sizes.float().double()  # the same numbers for both
+    weights = torch.randn(2, *x.shape, dtype=F64, device=DEVICE)
+    found = []
+    for kind in (F64, torch.float32):
+        at, sigma = (v.to(kind).detach().requires_grad_() for v in (x, sizes))
+        seen = histogram.seen(at, sigma)
+        told = seen.mean, seen.deviation.square()
+        total = sum(
+            (value / sigma.reshape(-1, 1, 1) ** power * weight.to(kind)).sum()
+            for power, value, weight in zip((1, 2), told, weights, strict=True)
+        )
+        first = torch.autograd.grad(total, (at, sigma), create_graph=True)
+        unit = sizes.reshape(-1, 1, 1).to(kind)
+        (second,) = torch.autograd.grad((first[0] * unit).sin().sum(), at, retain_graph=True)
+        plain = torch.autograd.grad(total, (at, sigma))
+        slopes = plain[0] * unit, plain[1] * sizes, first[0] * unit, first[1] * sizes
+        found.append([value.detach().double() for value in (*told, *slopes, second * unit)])
+    for wanted, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=2e-4, atol=2e-4)
