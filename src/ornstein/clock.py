@@ -38,6 +38,7 @@ from ornstein.linalg import (
     orthogonal_reduction,
     powers,
     powers_vjp,
+    product,
     reduction_vjp,
     zero_where_undefined,
 )
@@ -193,12 +194,12 @@ def _tabulate(
     width = total / count
     ladder = matrix_powers(drift * width, DEGREE + 1)
     X = ladder * const.inverse_factorials[:, None, None]
-    spread = ((X @ G).unsqueeze(2) * const.moments[:, None, :, None]).flatten(1)
+    spread = (product(X, G).unsqueeze(2) * const.moments[:, None, :, None]).flatten(1)
     whole, whole_rows, error = orthogonal_reduction(
         (spread.sum(0) * width.sqrt()).reshape(1, K, -1)
     )
     Phi = matrix_powers(X.sum(0), count)
-    columns = (Phi @ whole).transpose(0, 1).reshape(1, K, -1)
+    columns = product(Phi, whole).transpose(0, 1).reshape(1, K, -1)
     factors, past_rows = [columns.new_zeros(1, K, K)], columns
     chunk = count if with_rows else CHUNK  # the rows are for the gradient, and large
     for first in range(0, count - 1, chunk):
@@ -246,11 +247,11 @@ def _look_up(table: Table, tau: Tensor, initial: Tensor | None, with_rows: bool)
     local = (ladder @ table.X.flatten(1)).reshape(-1, K, K)
     root = (u * table.width).sqrt().unsqueeze(-1)
     fresh = (ladder @ table.spread * root).unflatten(-1, (K, -1))
-    moved = local @ table.past[index]  # (B, K, 2K)
+    moved = product(local, table.past[index])  # (B, K, 2K)
     Phi = moved[..., :K].contiguous()
     columns = [moved[..., K:], fresh]
     if initial is not None:
-        columns.insert(0, Phi @ initial)
+        columns.insert(0, product(Phi, initial))
     L, rows, error = orthogonal_reduction(torch.cat(columns, -1), with_rows)
     if initial is None:
         error = torch.maximum(error, table.error[index])
@@ -291,7 +292,7 @@ class _LookUp(torch.autograd.Function):
             gStart, columns = columns.split(
                 [initial.shape[-1], columns.shape[-1] - initial.shape[-1]], -1
             )
-            gPhi = gPhi + gStart @ initial.mT
+            gPhi = gPhi + product(gStart, initial.mT)
             if ctx.needs_input_grad[6]:
                 gInitial = (Phi.mT @ gStart).sum(0)
         gMoved = torch.cat([gPhi, columns[..., :K]], -1)
@@ -307,7 +308,7 @@ class _LookUp(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             gX = (ladder.mT @ gLocal).reshape(X.shape)
             gSpread = ladder.mT @ gScaled
-            gPast = torch.zeros_like(past).index_add_(0, index, local.mT @ gMoved)
+            gPast = torch.zeros_like(past).index_add_(0, index, product(local.mT, gMoved))
         return gWidth, gX, gSpread, gPast, None, gTau, gInitial, None
 
 
@@ -346,8 +347,8 @@ class _Tabulate(torch.autograd.Function):
             gColumns = reduction_vjp(factor[1:], rows.past_rows, gFactor[1:])
             gColumns = (gColumns * ctx.clock.earlier).sum(0)
             gBlocks = gColumns.reshape(K, count, K).transpose(0, 1)
-            gPowers = gPowers + gBlocks @ rows.whole.mT
-            gWhole = (powers_of_Phi.mT @ gBlocks).sum(0, keepdim=True)
+            gPowers = gPowers + product(gBlocks, rows.whole.mT)
+            gWhole = product(powers_of_Phi.mT, gBlocks).sum(0, keepdim=True)
             gSum = reduction_vjp(rows.whole, rows.whole_rows, gWhole).reshape(-1)
             gRoot = (gSum * spread.sum(0)).sum()
             gSpread = gSpread + gSum * scale
@@ -355,8 +356,8 @@ class _Tabulate(torch.autograd.Function):
         gNoise = (
             gSpread.reshape(DEGREE + 1, K, -1, G.shape[-1]) * const.moments[:, None, :, None]
         ).sum(2)
-        gG = (X.mT @ gNoise).sum(0)
-        gX = (gX + gNoise @ G.mT) * const.inverse_factorials[:, None, None]
+        gG = product(X.mT, gNoise).sum(0)
+        gX = (gX + product(gNoise, G.mT)) * const.inverse_factorials[:, None, None]
         gGenerator = matrix_powers_vjp(rows.generator_powers, gX)
         gTotal = None
         if ctx.learned_rate:

@@ -102,11 +102,9 @@ def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tenso
     columns: (..., K, N), N ≥ K -> (..., K, K), (..., K, N), (...). Gradient: `reduction_vjp`.
     Without with_rows the rows may be left out (an empty tensor).
     """
-    if torch.compiler.is_compiling():  # the compiler fuses it
-        return _reflect(columns, with_rows)
     if gpu.fits(columns):
         return gpu.reduce(columns, with_rows, EPS)
-    if columns.is_cuda:
+    if columns.is_cuda or torch.compiler.is_compiling():  # the compiler fuses it
         return _reflect(columns, with_rows)
     return _lapack(columns, with_rows)
 
@@ -114,15 +112,16 @@ def orthogonal_reduction(columns: Tensor, with_rows: bool = True) -> tuple[Tenso
 def reduction_vjp(L: Tensor, rows: Tensor, grad: Tensor) -> Tensor:
     """The gradient to the columns, from that to L. A row of zeros (s = 0) has none."""
     # dL = L tril½(X + Xᵀ), X = L⁻¹ dW rowsᵀ
-    inner = torch.tril(L.mT @ grad)
+    inner = torch.tril(product(L.mT, grad))
     inner = inner + torch.tril(inner, -1).mT
     left = lower_solve(L, inner, turned=True)
-    return _product(zero_where_undefined(left), rows)
+    left = zero_where_undefined(left)
+    return product(left, rows) if rows.is_cuda else _product(left, rows)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for small a and long rows of b; on a CPU the batched product is slow for few rows."""
-    if a.is_cuda or a.shape[-1] > 4:
+    if a.shape[-1] > 4:
         return a @ b
     b = b.contiguous()
     out = a[..., :1] * b[..., :1, :]
@@ -208,6 +207,16 @@ def written_out(L: Tensor, right: Tensor, turned: bool) -> Tensor:
     return torch.stack([known[i] for i in range(K)], -2)
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of small matrices, (..., M, K) and (..., K, N).
+
+    Written out where it is compiled for a GPU, so that it becomes part of what surrounds it.
+    """
+    if a.is_cuda and a.shape[-1] <= WRITTEN_OUT and torch.compiler.is_compiling():
+        return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+    return a @ b
+
+
 def lower_inverse(L: Tensor) -> Tensor:
     """L⁻¹ of a lower triangular L: (..., K, K)."""
     return lower_solve(L, torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L))
@@ -265,6 +274,8 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 def matrix_powers(A: Tensor, count: int) -> Tensor:
     """A⁰ … A^(count−1): (K, K) -> (count, K, K). No gradient: see `matrix_powers_vjp`."""
+    if gpu.raises(A):
+        return gpu.raised(A, count)
     ladder = torch.stack([torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A])
     square = A
     while ladder.shape[0] < count:  # the powers below 2ᵐ, times the 2ᵐ-th

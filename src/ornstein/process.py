@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ornstein.clock import MOST_PANELS, STIFFNESS, Clock, Solved, constants, panel_count
-from ornstein.linalg import EPS, Tables, in_graph, lower_solve
+from ornstein.linalg import EPS, Tables, in_graph, lower_solve, product
 from ornstein.matrices import Auxiliary, as_float64
 from ornstein.panels import Panels
 from ornstein.schedules import Float64Module, positive_number
@@ -26,6 +26,7 @@ from ornstein.transition import LEAST_SNR, Given, Transition
 TOLERANCE = 2e-8  # of the error estimate, which is cautious: what is returned is good to 1e-8
 EARLIEST = math.log(1e-12)  # of the times, as parts of the horizon, at which noise is looked for
 NEWTON_STEPS, MOST_STEPS = 6, 60  # in a graph, and in eager mode, where it ends earlier
+FINER = 256  # parts of the cell of `_ladder` that a time lies in
 HEADROOM = 1.5  # by which a learned process may grow inside one compiled graph, at least
 
 
@@ -163,8 +164,8 @@ class Process(Float64Module, ABC):
         key = standard_error if isinstance(standard_error, (int, float)) else None
         if key is not None and key in self._noise_times:
             return self._noise_times[key]
-        targets, shape = self._times(standard_error)
         eager = not in_graph()
+        targets, shape = self._times(standard_error)
         if eager and not bool((targets > 0).all() & targets.isfinite().all()):
             raise ValueError(
                 f"standard_error={_shown(standard_error)}; expected a positive, finite number, in "
@@ -181,8 +182,17 @@ class Process(Float64Module, ABC):
             above = (ladder > known.unsqueeze(-1)).sum(-1).clamp(1, grid.shape[0] - 1)
             low, high = grid[above - 1].log(), grid[above].log()
             first, last = ladder[above - 1], ladder[above]
+            steps = MOST_STEPS if eager else NEWTON_STEPS
+            if not eager and len(known) == 1:  # a second look at many costs as much as a step
+                finer = low + (high - low) * torch.linspace(
+                    0.0, 1.0, FINER + 1, dtype=torch.float64, device=self.device
+                )
+                ladder = self._log_snr(solution, finer.exp())[0]
+                above = (ladder > known).sum(-1, keepdim=True).clamp(1, FINER)
+                low, high = finer[above - 1], finer[above]
+                first, last, steps = ladder[above - 1], ladder[above], 2
             at = low + (high - low) * (first - known) / (first - last)
-            for _ in range(MOST_STEPS if eager else NEWTON_STEPS):  # nearly linear in log s
+            for _ in range(steps):  # nearly linear in log s
                 value, slope = self._log_snr(solution, at.exp())
                 low, high = (
                     torch.where(value > known, at, low),
@@ -214,11 +224,11 @@ class Process(Float64Module, ABC):
     def _log_snr(self, solution: Clock | Panels, times: Tensor) -> tuple[Tensor, Tensor]:
         """log SNR and its derivative in log s: (B,) each."""
         solved = solution.at(self._clock(times), self.auxiliary.factor())
-        response = (solved.propagator @ self.auxiliary.direction()).unsqueeze(-1)
+        response = product(solved.propagator, self.auxiliary.direction().unsqueeze(-1))
         signal = lower_solve(solved.cholesky, response)
         noise = lower_solve(solved.cholesky, self._noise_at(times))
         snr = signal.square().sum((-2, -1)).clamp(min=LEAST_SNR)
-        return snr.log(), -times * (noise.mT @ signal).square().sum((-2, -1)) / snr
+        return snr.log(), -times * product(noise.mT, signal).square().sum((-2, -1)) / snr
 
     def _refuse_noise(self, target: float, ladder: Tensor) -> None:
         least, most = (-ladder[0] / 2).exp().item(), (-ladder[-1] / 2).exp().item()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ornstein import gpu
-from ornstein.linalg import in_graph, lower_inverse, lower_solve
+from ornstein.linalg import in_graph, lower_inverse, lower_solve, product
 
 Given = Literal["x", "state"]
 LEAST_SNR = 1e-300
@@ -48,7 +48,7 @@ class Transition:
     @property
     def response(self) -> Tensor:
         """E[y_s | x] / x = Φ·(1, c): (..., K)."""
-        return self.propagator @ self.direction
+        return product(self.propagator, self.direction.unsqueeze(-1)).squeeze(-1)
 
     @property
     def signal(self) -> Tensor:

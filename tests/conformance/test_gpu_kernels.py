@@ -409,3 +409,14 @@ def test_gradients_of_what_a_histogram_says(levels: int, even: bool) -> None:
         found.append([value.detach().double() for value in (*told, *slopes, second * unit)])
     for wanted, value in zip(*found, strict=True):
         torch.testing.assert_close(value, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 8])
+def test_powers_of_a_matrix(K: int) -> None:
+    """Against products one by one, to rounding."""
+    A = torch.randn(K, K, dtype=F64, device=DEVICE) / K
+    wanted = [torch.eye(K, dtype=F64, device=DEVICE)]
+    for _ in range(24):
+        wanted.append(wanted[-1] @ A)
+    assert gpu.raises(A) and not gpu.raises(torch.zeros(9, 9, dtype=F64, device=DEVICE))
+    torch.testing.assert_close(gpu.raised(A, 25), torch.stack(wanted), rtol=1e-13, atol=1e-15)

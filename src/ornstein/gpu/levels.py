@@ -1,9 +1,9 @@
 """The moments of `histogram`: all levels of a pixel are summed over in registers.
 
 The weights w_k ∝ P_k exp(−(x̃ − x_k)²/2σ²) are as many as pixels times levels, and are never
-written down. Sums are of distances to the likeliest level, so that nothing cancels. Where levels
-are evenly spaced and σ is small, only those near x̃ are looked at: all others weigh less than
-2^−BITS of the likeliest.
+written down. Sums are of distances to the likeliest level, so that nothing cancels. Evenly spaced
+levels are looked at once, in distances to the one nearest to x̃, and again only where digits were
+lost; if σ is small, only near ones are: all others weigh less than 2^−BITS of the likeliest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from ornstein.gpu.launching import on_device_of, operator, padded, triton, usabl
 
 TILE = 512  # pixels of a program
 ROOT = math.sqrt(math.log2(math.e) / 2)  # exp(−z²/2) = 2^−(ROOT z)²
-BITS = 30.0
+BITS = 30.0  # by which a level must weigh less to be left out
+MOST = 100.0  # by which levels may differ where the likeliest is not looked for first
+CLOSE = 1e-3  # of a distance squared, the least variance that a difference of such squares gives
+FAR = 1e15  # standard deviations
 
 if triton is not None:
     import triton.language as tl
@@ -59,32 +62,56 @@ if triton is not None:
         return mode, s0, s1, s2, s3, s4
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _over_near(  # type: ignore[no-untyped-def]
-        seen, sharp, centres, logs, step, reach, LEVELS: tl.constexpr, FOUR: tl.constexpr
+    def _about(  # type: ignore[no-untyped-def]
+        centre, off, long, nearest, logs, reach, LEVELS: tl.constexpr, FOUR: tl.constexpr
     ):
-        """The same, over levels that are at most `reach` from the nearest one."""
-        place = (seen - tl.load(centres)) / step + 0.5
-        # nothing, as infinity, is somewhere
-        nearest = tl.minimum(tl.maximum(place, 0.0), LEVELS - 1.0).to(tl.int32)
-        off, long = (seen - tl.load(centres + nearest)) * sharp, step * sharp
-        best, mode = seen * 0 - float("inf"), seen * 0
-        for j in range(-reach, reach + 1):
-            k = nearest + j
-            away = off - j * long
-            log = tl.load(logs + k, mask=(k >= 0) & (k < LEVELS), other=-float("inf"))
-            size = log - away * away
-            mode = tl.where(size > best, j, mode)
-            best = tl.maximum(size, best)
-        s0, s1, s2, s3, s4 = seen * 0, seen * 0, seen * 0, seen * 0, seen * 0
-        for j in range(-reach, reach + 1):
-            k = nearest + j
-            away = off - j * long
-            log = tl.load(logs + k, mask=(k >= 0) & (k < LEVELS), other=-float("inf"))
-            weight = tl.exp2(log - away * away - best)
-            far = (j - mode) * step
-            s0, s1, s2, s3, s4 = _added(weight, far, s0, s1, s2, s3, s4, FOUR)
-        mode = tl.load(centres + nearest + mode.to(tl.int32))
-        return mode, s0, s1, s2, s3, s4
+        """Sums over evenly spaced levels, of distances to `centre`.
+
+        The nearest level is the unit of weights, and where distances are counted from: in steps j,
+        and by `long` in those of weights, t = j·long. Of a level w = P_k 2^(t(2·off − t)).
+        """
+        twice, middle = 2 * off, nearest.to(tl.float32)
+        s0, s1, s2, s3, s4 = off * 0, off * 0, off * 0, off * 0, off * 0
+        if 2 * reach + 1 < LEVELS:
+            for j in range(-reach, reach + 1):
+                k = nearest + j
+                log = tl.load(logs + k, mask=(k >= 0) & (k < LEVELS), other=-float("inf"))
+                t = off * 0 + j * long
+                weight = tl.exp2(t * (twice - t) + log)
+                s0, s1, s2, s3, s4 = _added(weight, t - centre, s0, s1, s2, s3, s4, FOUR)
+        else:
+            for k in range(LEVELS):
+                t = (k - middle) * long
+                weight = tl.exp2(t * (twice - t) + tl.load(logs + k))
+                s0, s1, s2, s3, s4 = _added(weight, t - centre, s0, s1, s2, s3, s4, FOUR)
+        return s0, s1, s2, s3, s4
+
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def _over_even(  # type: ignore[no-untyped-def]
+        seen, sharp, centres, logs, least, LEVELS: tl.constexpr, FOUR: tl.constexpr,
+        BITS: tl.constexpr, CLOSE: tl.constexpr, FAR: tl.constexpr,
+    ):  # fmt: skip
+        """A level near x̃, and sums over those that can weigh anything."""
+        begin = tl.load(centres)
+        step = (tl.load(centres + LEVELS - 1) - begin) / (LEVELS - 1)
+        long = step * sharp
+        reach = tl.minimum(tl.sqrt(BITS - least) / long, LEVELS * 1.0).to(tl.int32) + 2
+        # what is not a number is somewhere, too
+        place = tl.minimum(tl.maximum((seen - begin) / step + 0.5, 0.0), LEVELS - 1.0)
+        nearest = place.to(tl.int32)
+        origin = tl.load(centres + nearest)
+        off = tl.minimum(tl.maximum((seen - origin) * sharp, -FAR), FAR)
+        s0, s1, s2, s3, s4 = _about(0.0, off, long, nearest, logs, reach, LEVELS, FOUR)
+        shift = s1 / s0
+        poor = s2 / s0 - shift * shift < CLOSE * shift * shift
+        if tl.max(poor.to(tl.int32), 0) > 0:  # digits went: once more, of distances to the mean
+            s0, s1, s2, s3, s4 = _about(shift, off, long, nearest, logs, reach, LEVELS, FOUR)
+        else:
+            shift = shift * 0
+        unit = 1 / sharp
+        square = unit * unit
+        origin += shift * unit
+        return origin, s0, s1 * unit, s2 * square, s3 * square * unit, s4 * square * square
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _levels(  # type: ignore[no-untyped-def]
@@ -97,11 +124,13 @@ if triton is not None:
         stride,  # from the logs of one channel to those of the next; 0 where all share them
         LEVELS: tl.constexpr,
         PADDED: tl.constexpr,
-        EVEN: tl.constexpr,
         FOUR: tl.constexpr,
         TILE: tl.constexpr,
         ROOT: tl.constexpr,
         BITS: tl.constexpr,
+        MOST: tl.constexpr,
+        CLOSE: tl.constexpr,
+        FAR: tl.constexpr,
     ):
         b, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
         n = tl.program_id(2) * TILE + tl.arange(0, TILE)
@@ -110,17 +139,11 @@ if triton is not None:
         seen = tl.load(x + place, mask=inside, other=0.0)
         sharp = ROOT / tl.load(sigma + b)
         logs += channel * stride
-        reach = LEVELS
-        step = sharp * 0
-        if EVEN:
-            step = (tl.load(centres + LEVELS - 1) - tl.load(centres)) / (LEVELS - 1)
-            k = tl.arange(0, PADDED)
-            least = tl.min(tl.load(logs + k, mask=k < LEVELS, other=0.0))
-            wide = tl.sqrt(BITS - least) / (step * sharp)  # levels
-            reach = tl.minimum(wide, LEVELS * 1.0).to(tl.int32) + 2
-        if 2 * reach + 1 < LEVELS:
-            mode, s0, s1, s2, s3, s4 = _over_near(
-                seen, sharp, centres, logs, step, reach, LEVELS, FOUR
+        k = tl.arange(0, PADDED)
+        least = tl.min(tl.load(logs + k, mask=k < LEVELS, other=0.0), 0)
+        if least > -MOST:
+            mode, s0, s1, s2, s3, s4 = _over_even(
+                seen, sharp, centres, logs, least, LEVELS, FOUR, BITS, CLOSE, FAR
             )
         else:
             mode, s0, s1, s2, s3, s4 = _over_all(seen, sharp, centres, logs, LEVELS, FOUR)
@@ -169,11 +192,13 @@ def _run(x: Tensor, sigma: Tensor, centres: Tensor, logs: Tensor, even: bool, fo
             levels if logs.shape[0] > 1 else 0,
             levels,
             padded(levels),
-            even and levels > 1,
             four,
             TILE,
             ROOT,
             BITS,
+            MOST if even and levels > 1 else -1.0,  # else always the other way
+            CLOSE,
+            FAR,
             num_warps=4,
         )
     return out

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ornstein.gpu.launching import on_device_of, padded, triton, usable
+from ornstein.gpu.launching import on_device_of, operator, padded, triton, usable
 
 LARGEST = 8192  # entries of a padded matrix that fit the registers of a program
 
@@ -92,13 +92,16 @@ if triton is not None:
 
 def reduce(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """L, orthonormal rows (empty unless wanted) and the error estimate of columns: (..., K, N)."""
+    lower, rows, errors = torch.ops.ornstein.reduced(columns, with_rows, eps)
+    return lower, rows, errors
+
+
+def _run(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     columns = columns.contiguous()
-    batch, (K, N) = columns.shape[:-2], columns.shape[-2:]
+    lower, rows, errors = _like(columns, with_rows, eps)
+    K, N = columns.shape[-2:]
     count = columns.numel() // (K * N)
-    lower = columns.new_empty(*batch, K, K)
-    rows = torch.empty_like(columns) if with_rows else columns.new_empty(0)
     signs = columns.new_empty(count, 2 * K)
-    errors = columns.new_empty(batch)
     KP, NP = padded(K), padded(N)
     options: dict[str, Any] = {"num_warps": 1 if KP * NP <= 512 else 4}
     with on_device_of(columns):
@@ -106,3 +109,14 @@ def reduce(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor
             columns, lower, rows, signs, errors, N, eps, K, KP, NP, with_rows, **options
         )
     return lower, rows, errors
+
+
+def _like(columns: Tensor, with_rows: bool, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    batch, K = columns.shape[:-2], columns.shape[-2]
+    rows = columns.new_empty(columns.shape if with_rows else (0,))
+    return columns.new_empty(*batch, K, K), rows, columns.new_empty(batch)
+
+
+operator(
+    "reduced(Tensor columns, bool with_rows, float eps) -> (Tensor, Tensor, Tensor)", _run, _like
+)

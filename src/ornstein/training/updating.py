@@ -53,7 +53,7 @@ if triton is not None:
         RATE: tl.constexpr, WIDE: tl.constexpr, APART: tl.constexpr, MEAN: tl.constexpr,
         BLOCK: tl.constexpr, VECTOR: tl.constexpr,
     ):  # fmt: skip
-        b = tl.program_id(0)
+        b = tl.num_programs(0) - 1 - tl.program_id(0)  # what was read last is still near
         t = tl.load(owner + b)
         at = tl.multiple_of(tl.load(first + b), BLOCK) + tl.arange(0, BLOCK).to(tl.int64)
         here = at < tl.multiple_of(tl.load(sizes + t), VECTOR)
