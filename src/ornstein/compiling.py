@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import tempfile
 import warnings
@@ -238,7 +239,9 @@ def capturing(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
 
     torch keeps one of cuBLAS for every stream, wherever it was first wanted: inside a graph, that
     graph's memory. The next graph would use it too, and read what is gone after the first.
+    Older graphs that nobody holds any more give their memory back before it begins.
     """
+    gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     try:
         with torch.cuda.graph(graph, **options):
