@@ -4,7 +4,8 @@
 
 OTHER is a folder with another state of the repository (git worktree add OTHER COMMIT). Each state
 trains in a process of its own, on one thread; they take turns, and the medians over rounds of
-(this / other) are reported, so that a noisy machine disturbs both.
+(this / other) are reported, so that a noisy machine disturbs both. The same model must give the
+same loss in both.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from ornstein.provenance import provenance
 
 HERE = Path(__file__).resolve().parents[1]
 STEPS = 20  # of a turn
-CASES = {"channel, VPSDE": ("channel", "vpsde"), "joint, learned K = 2": ("joint", "learned-1")}
+WITHOUT = {"histogram": False, "bins": "on"}  # models as they were before they had a histogram
+CASES = {
+    "channel, VPSDE": ("channel", "vpsde", WITHOUT),
+    "channel, VPSDE, with its histogram": ("channel", "vpsde", {}),
+    "joint, learned K = 2, with its histogram": ("joint", "learned-1", {}),
+}
+Case = tuple[str, str, dict[str, Any]]  # parametrisation, process, options of the model here
 
 WORKER = """
-import sys, time
+import json, sys, time
 from dataclasses import replace
 import torch
 from ornstein.training import Watch, fit, preset
@@ -35,7 +42,7 @@ watch = Watch(log_every=10**9, valid_every=0, sample_every=0)
 experiment = replace(
     base,
     process=replace(base.process, process=sys.argv[2]),
-    model=replace(base.model, parametrisation=sys.argv[1]),
+    model=replace(base.model, parametrisation=sys.argv[1], **json.loads(sys.argv[3])),
     training=replace(base.training, steps=10**9, watch=watch),
 )
 data = experiment.data.load()
@@ -55,9 +62,10 @@ for line in sys.stdin:
 class Worker:
     """One state of the repository, training when it is its turn."""
 
-    def __init__(self, tree: Path, case: tuple[str, str]) -> None:
+    def __init__(self, tree: Path, case: Case) -> None:
         environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", WORKER, *case]
+        parametrisation, process, model = case
+        command = [sys.executable, "-c", WORKER, parametrisation, process, json.dumps(model)]
         pipe = subprocess.PIPE
         self.process: Any = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=tree
@@ -75,10 +83,11 @@ class Worker:
         self.process.wait()
 
 
-def race(other: Path, case: tuple[str, str], rounds: int) -> dict[str, float]:
+def race(other: Path, case: Case, rounds: int) -> dict[str, float]:
     """Median seconds of a step in both, and of the ratios."""
-    this, that = Worker(HERE, case), Worker(other, case)
-    if abs(this.loss - that.loss) > 1e-4 * abs(that.loss):
+    parametrisation, process, model = case
+    this, that = Worker(HERE, case), Worker(other, (parametrisation, process, {}))
+    if model and abs(this.loss - that.loss) > 1e-4 * abs(that.loss):
         raise ValueError(f"after 5 steps the losses are {this.loss:g} here, {that.loss:g} there")
     pairs = [(this.turn(), that.turn()) for _ in range(rounds)]
     this.close()
