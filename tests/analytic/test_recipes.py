@@ -55,7 +55,7 @@ def test_every_file_is_a_recipe_or_a_table() -> None:
         *recipe.names(),
         *(f"{name}/table" for name in recipe.tables()),
     }
-    assert recipe.tables() == sorted([*SHAPES, "answers"])
+    assert recipe.tables() == sorted([*SHAPES, "answers", "tuning"])
 
 
 @pytest.mark.parametrize("name", recipe.names())
