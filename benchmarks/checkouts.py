@@ -4,8 +4,8 @@
 
 OTHER is a folder with another state of the repository (git worktree add OTHER COMMIT). Each state
 trains in a process of its own, on one thread; they take turns, and the medians over rounds of
-(this / other) are reported, so that a noisy machine disturbs both. The same model must give the
-same loss in both.
+(this / other) are reported, so that a noisy machine disturbs both. Losses must be the same, unless
+the other state's models have no histogram yet and this one's have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ornstein.provenance import provenance
 
 HERE = Path(__file__).resolve().parents[1]
 STEPS = 20  # of a turn
-WITHOUT = {"histogram": False, "bins": "on"}  # models as they were before they had a histogram
+WITHOUT = {"histogram": False, "bins": "on"}  # as models were before they had a histogram
 CASES = {
     "channel, VPSDE": ("channel", "vpsde", WITHOUT),
     "channel, VPSDE, with its histogram": ("channel", "vpsde", {}),
@@ -38,11 +38,16 @@ import torch
 from ornstein.training import Watch, fit, preset
 torch.set_num_threads(1)
 base = preset("digits")
+histogram = hasattr(base.model, "histogram")
 watch = Watch(log_every=10**9, valid_every=0, sample_every=0)
 experiment = replace(
     base,
     process=replace(base.process, process=sys.argv[2]),
-    model=replace(base.model, parametrisation=sys.argv[1], **json.loads(sys.argv[3])),
+    model=replace(
+        base.model,
+        parametrisation=sys.argv[1],
+        **{name: value for name, value in json.loads(sys.argv[3]).items() if histogram},
+    ),
     training=replace(base.training, steps=10**9, watch=watch),
 )
 data = experiment.data.load()
@@ -50,7 +55,7 @@ torch.manual_seed(0)
 steps = fit(experiment.build(data), data, experiment.training)
 for _ in range(5):
     loss = next(steps).loss
-print(loss, flush=True)
+print(loss, int(histogram), flush=True)
 for line in sys.stdin:
     began = time.perf_counter()
     for _ in range(int(line)):
@@ -70,7 +75,8 @@ class Worker:
         self.process: Any = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=tree
         )
-        self.loss = float(self.process.stdout.readline())
+        loss, histogram = self.process.stdout.readline().split()
+        self.loss, self.histogram = float(loss), bool(int(histogram))
 
     def turn(self) -> float:
         """Seconds of a step."""
@@ -85,9 +91,9 @@ class Worker:
 
 def race(other: Path, case: Case, rounds: int) -> dict[str, float]:
     """Median seconds of a step in both, and of the ratios."""
-    parametrisation, process, model = case
-    this, that = Worker(HERE, case), Worker(other, (parametrisation, process, {}))
-    if model and abs(this.loss - that.loss) > 1e-4 * abs(that.loss):
+    this, that = Worker(HERE, case), Worker(other, case)
+    same = case[2] == WITHOUT or that.histogram
+    if same and abs(this.loss - that.loss) > 1e-4 * abs(that.loss):
         raise ValueError(f"after 5 steps the losses are {this.loss:g} here, {that.loss:g} there")
     pairs = [(this.turn(), that.turn()) for _ in range(rounds)]
     this.close()

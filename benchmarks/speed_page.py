@@ -79,9 +79,10 @@ def against(before: dict[str, Any]) -> str:
     ]
     p = before["provenance"]
     return (
-        f"A training step of the quick start takes {' and '.join(cases)} times as long as it did "
-        f"at commit {before['other']}, before this page. (`python -m benchmarks.checkouts`; "
-        f"PyTorch {p['torch']}, {p['date']}, commit {p['commit']})"
+        f"A training step of the quick start takes {'; '.join(cases)} times as long as it did "
+        f"at commit {before['other']}, before this page and before there were histograms. "
+        f"(`python -m benchmarks.checkouts`; PyTorch {p['torch']}, {p['date']}, "
+        f"commit {p['commit']})"
     )
 
 

@@ -39,6 +39,9 @@ FAR = 20.0  # standard deviations that a network is told of at most
 WIDE = 30.0  # bins, from which on it does not matter where in its bin a pixel is
 
 
+Formula = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # of x̃ and σ
+
+
 @dataclass(frozen=True)
 class Seen:
     """x̃, x̂ and the deviation √v, (B, *shape), and σ, (B, 1, …)."""
@@ -111,37 +114,58 @@ class Histogram(Float64Module):
         mean, variance = self._moments(x, width.clamp(min=SHARPEST))
         return Seen(x, mean, variance.clamp(min=LEAST).sqrt(), width)
 
-    def _moments(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
         """x̂ and v."""
         graph = torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad)
-        if gpu.weighs(x) and self._by_channel(x) and not self.even:
-            known = self.centres.to(x.dtype), (self.logs / math.log(2)).to(x.dtype), self.regular
-            if graph:
-                formula = None if in_graph() else self._few  # nothing is differentiated twice there
-                mean, variance = _Weighed.apply(x, sigma, formula, *known)  # type: ignore[no-untyped-call]
-                return mean, variance
-            mean, variance = _weighed(x, sigma, *known, four=False)
-            return mean, variance
+        fused = gpu.weighs(x) and self._by_channel(x) and not self.even
+        if not fused and (self.even or not graph or in_graph()):
+            return self._in_parts(self._few, x, sigma)
+        with torch.no_grad():
+            found = self._fused(x, sigma, graph) if fused else self._in_parts(self._four, x, sigma)
+        if not graph:
+            return found
+        compiled = torch.compiler.is_compiling()  # where nothing is differentiated twice
+        formula = None if compiled else functools.partial(self._in_parts, self._few)
+        mean, variance = _Known.apply(x, sigma, formula, *found)  # type: ignore[no-untyped-call]
+        return mean, variance
+
+    def _fused(self, x: Tensor, sigma: Tensor, four: bool) -> tuple[Tensor, ...]:
+        """x̂, v and, if wanted, the third and fourth central moment by `gpu.weighed`."""
+        rows = (self.logs / math.log(2)).to(x.dtype).reshape(-1, len(self.centres))
+        centres, channels = self.centres.to(x.dtype), x.reshape(len(x), len(rows), -1)
+        found = gpu.weighed(channels, sigma.flatten(), centres, rows, self.regular, four)
+        return found.reshape(-1, *x.shape).unbind()
+
+    def _in_parts(self, few: Formula, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+        """A formula that forms all weights at once, for as many examples as they fit."""
         most = AT_ONCE.get(x.device.type, AT_ONCE["cuda"])
         size = max(1, most // (len(self.centres) * max(1, x[:1].numel())))
         if in_graph() or len(x) <= size:
-            return self._few(x, sigma)
-        parts = zip(x.split(size), sigma.split(size), strict=True)
-        few: Any = self._few
-        if graph:  # weights are formed anew on the way back, a part at a time
+            return few(x, sigma)
+        if torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad):
+            # weights are formed anew on the way back, a part at a time
             few = functools.partial(checkpoint, few, use_reentrant=False, preserve_rng_state=False)
-        found = [few(*part) for part in parts]
-        mean, variance = (torch.cat(values) for values in zip(*found, strict=True))
-        return mean, variance
+        found = [few(*part) for part in zip(x.split(size), sigma.split(size), strict=True)]
+        return tuple(torch.cat(values) for values in zip(*found, strict=True))
 
     def _by_channel(self, x: Tensor) -> bool:
         """Whether the histogram is one for all, or one for each channel."""
         own, dims = self.logs.shape[:-1], x.dim() - 1
         return own.numel() == 1 or own == (x.shape[1], *[1] * (dims - 1))
 
-    def _few(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, all weights at once."""
-        at_centres = self._at_centres(x, sigma)
+    def _four(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+        """x̂ and the second, third and fourth central moment, of pixels at their levels."""
+        weight = self._weights(x, sigma)
+        mean, far = self._about(weight)
+        powers = [weight * far.square()]
+        powers += [powers[0] * far, powers[0] * far.square()]
+        return mean, *(power.sum(-1) for power in powers)
+
+    def _few(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+        """x̂ and v."""
+        weight = self._weights(x, sigma)
+        mean, far = self._about(weight)
+        at_centres = mean, (weight * far.square()).sum(-1)
         if not self.even:
             return at_centres
         z = (self.edges - x.unsqueeze(-1)) / sigma.unsqueeze(-1).double()
@@ -165,27 +189,21 @@ class Histogram(Float64Module):
         )
         return mean, variance
 
-    def _at_centres(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    def _weights(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """w: (B, *shape, levels)."""
         centres, logs = self.centres.to(x.dtype), self.logs.to(x.dtype)
         away = (x.unsqueeze(-1) - centres) / sigma.unsqueeze(-1)
-        weight = (logs - away.square() / 2).softmax(-1)
+        return (logs - away.square() / 2).softmax(-1)
+
+    def _about(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x̂, and how far from it each level is."""
+        centres = self.centres.to(weight.dtype)
         mean = (weight * centres).sum(-1)
-        variance = (weight * (centres - mean.unsqueeze(-1)).square()).sum(-1)
-        return mean, variance
+        return mean, centres - mean.unsqueeze(-1)
 
 
-def _weighed(
-    x: Tensor, sigma: Tensor, centres: Tensor, logs: Tensor, regular: bool, four: bool
-) -> Tensor:
-    """x̂, v and, if wanted, the third and fourth central moment by `gpu.weighed`: (2 or 4, …)."""
-    rows = logs.reshape(-1, len(centres))
-    channels = x.reshape(len(x), len(rows), -1)
-    found = gpu.weighed(channels, sigma.flatten(), centres, rows, regular, four)
-    return found.reshape(-1, *x.shape)
-
-
-class _Weighed(torch.autograd.Function):
-    """x̂ and v with their gradient, which central moments give.
+class _Known(torch.autograd.Function):
+    """x̂ and v that were found already, with their gradient, which central moments give.
 
     Weights move by dw_k/w_k = u_k dx̃/σ² + (u_k² − 2δu_k) dσ/σ³ and a constant, where u = x_k − x̂
     and δ = x̃ − x̂. So dx̂ = v dx̃/σ² + (μ₃ − 2δv) dσ/σ³ and
@@ -197,12 +215,13 @@ class _Weighed(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         sigma: Tensor,
-        formula: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None,
-        centres: Tensor,
-        logs: Tensor,
-        regular: bool,
+        formula: Formula | None,
+        mean: Tensor,
+        variance: Tensor,
+        third: Tensor,
+        fourth: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        mean, variance, third, fourth = _weighed(x, sigma, centres, logs, regular, True)
+        """formula: of x̂ and v, for derivatives of the gradient."""
         ctx.formula = formula
         ctx.save_for_backward(x, sigma, mean, variance, third, fourth)
         return mean.clone(), variance.clone()
@@ -215,7 +234,7 @@ class _Weighed(torch.autograd.Function):
             wanted = [value for value in (x, sigma) if value.requires_grad]
             slopes = iter(torch.autograd.grad(found, wanted, (gMean, gVariance), create_graph=True))
             gX, gSigma = (next(slopes) if v.requires_grad else None for v in (x, sigma))
-            return gX, gSigma, None, None, None, None
+            return gX, gSigma, None, None, None, None, None
         # in units of σ, of which float32 has no fourth power
         off, two = (x - mean) / sigma, variance / sigma / sigma
         three, four = third / sigma / sigma / sigma, fourth / sigma / sigma / sigma / sigma
@@ -223,7 +242,7 @@ class _Weighed(torch.autograd.Function):
         gX = gMean * two + gVariance * three
         along = gMean * (three - 2 * off * two)
         along = along + gVariance * (four - two.square() - 2 * off * three)
-        return gX, along.sum_to_size(sigma.shape), None, None, None, None
+        return gX, along.sum_to_size(sigma.shape), None, None, None, None, None
 
 
 def _between(centres: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 def matrix_powers(A: Tensor, count: int) -> Tensor:
     """A⁰ … A^(count−1): (K, K) -> (count, K, K). No gradient: see `matrix_powers_vjp`."""
-    if gpu.raises(A):
+    if gpu.raises(A, count):
         return gpu.raised(A, count)
     ladder = torch.stack([torch.eye(A.shape[-1], dtype=A.dtype, device=A.device), A])
     square = A

@@ -418,5 +418,38 @@ def test_powers_of_a_matrix(K: int) -> None:
     wanted = [torch.eye(K, dtype=F64, device=DEVICE)]
     for _ in range(24):
         wanted.append(wanted[-1] @ A)
-    assert gpu.raises(A) and not gpu.raises(torch.zeros(9, 9, dtype=F64, device=DEVICE))
+    assert gpu.raises(A, 25) and not gpu.raises(A, 65)
+    assert not gpu.raises(torch.zeros(9, 9, dtype=F64, device=DEVICE), 25)
     torch.testing.assert_close(gpu.raised(A, 25), torch.stack(wanted), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("sigma", [1e-9, 1e-6, 1e-4, 0.01, 1.0, 1e10, 1e20, 1e30])
+@pytest.mark.parametrize("levels", [2, 5, 256])
+@pytest.mark.parametrize("law", ["even", "peaked", "rare"])
+def test_a_histogram_anywhere(law: str, levels: int, sigma: float) -> None:
+    """Half-way between levels, on them and far outside, against float64: nothing is lost."""
+    centres = (2 * torch.arange(levels, dtype=F64) + 1) / levels - 1
+    counts = torch.ones(levels, dtype=F64)
+    if law != "even":
+        counts[1:] = 1e-9 if law == "peaked" else 1e-40
+    histogram = ornstein.histogram.Histogram(centres, counts).to(DEVICE)
+    middle = (centres[1:] + centres[:-1]).float() / 2
+    near = torch.cat([centres.float(), middle, middle.nextafter(torch.tensor(9.0))])
+    near = torch.cat([near, middle.nextafter(torch.tensor(-9.0)), torch.tensor([-30.0, 1.1, 30.0])])
+    near = torch.cat([near, min(sigma, 1e25) * torch.randn(7)])[None, None].to(DEVICE)
+    sizes = torch.full((1,), sigma, dtype=torch.float32, device=DEVICE)
+    found = []
+    for kind in (F64, torch.float32):
+        at, size = near.to(kind).requires_grad_(), sizes.to(kind).requires_grad_()
+        seen = histogram.seen(at, size)
+        slopes = torch.autograd.grad(seen.mean.sum() + seen.deviation.square().sum(), (at, size))
+        slopes = slopes[0] * sigma, slopes[1] * sigma
+        found.append([v.detach().double() for v in (seen.mean, seen.deviation, *slopes)])
+    # as float32 rounds x̃ − x_k: where that is decided, nothing can be said
+    plain = (near.double() - centres.to(DEVICE).reshape(-1, 1, 1)).abs() / max(sigma, 1e-9)
+    told = plain.amin(0, keepdim=True) < 300
+    for wanted, value in zip(found[0][:2], found[1][:2], strict=True):
+        assert bool(value.isfinite().all())
+        room = 1e-5 + 1e-3 * wanted.abs()
+        assert bool(((value - wanted).abs() <= room)[told].all())
+    assert all(bool(value.isfinite().all()) for value in found[1][2:])

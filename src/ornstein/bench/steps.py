@@ -215,6 +215,7 @@ def loss_alone(job: Job, case: Case) -> Work:
     model: Any = copy.deepcopy(job.model)
     model.network = Answer(network.layout, case.batch).to(job.device)
     loss = Loss(model, options.objective, options.seed, case.narrow)
+    loss.settle()
     parameters = [p for p in model.parameters() if p.requires_grad]
     x = job.stream.take(0, case.batch)
     index = torch.arange(case.batch, device=job.device)

@@ -63,27 +63,27 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _about(  # type: ignore[no-untyped-def]
-        centre, off, long, nearest, logs, reach, LEVELS: tl.constexpr, FOUR: tl.constexpr
+        centre, slope, bend, nearest, logs, reach, LEVELS: tl.constexpr, FOUR: tl.constexpr
     ):
-        """Sums over evenly spaced levels, of distances to `centre`.
+        """Sums over evenly spaced levels, of steps from `centre`, itself so far from the nearest.
 
-        The nearest level is the unit of weights, and where distances are counted from: in steps j,
-        and by `long` in those of weights, t = j·long. Of a level w = P_k 2^(t(2·off − t)).
+        A level j steps from the nearest one has the weight P 2^(j(slope − j bend)), in units of
+        the nearest one's Gaussian.
         """
-        twice, middle = 2 * off, nearest.to(tl.float32)
-        s0, s1, s2, s3, s4 = off * 0, off * 0, off * 0, off * 0, off * 0
+        middle = nearest.to(tl.float32)
+        s0, s1, s2, s3, s4 = slope * 0, slope * 0, slope * 0, slope * 0, slope * 0
         if 2 * reach + 1 < LEVELS:
-            for j in range(-reach, reach + 1):
-                k = nearest + j
+            for i in range(-reach, reach + 1):
+                k = nearest + i
                 log = tl.load(logs + k, mask=(k >= 0) & (k < LEVELS), other=-float("inf"))
-                t = off * 0 + j * long
-                weight = tl.exp2(t * (twice - t) + log)
-                s0, s1, s2, s3, s4 = _added(weight, t - centre, s0, s1, s2, s3, s4, FOUR)
+                j = slope * 0 + i
+                weight = tl.exp2(j * (slope - j * bend) + log)
+                s0, s1, s2, s3, s4 = _added(weight, j - centre, s0, s1, s2, s3, s4, FOUR)
         else:
             for k in range(LEVELS):
-                t = (k - middle) * long
-                weight = tl.exp2(t * (twice - t) + tl.load(logs + k))
-                s0, s1, s2, s3, s4 = _added(weight, t - centre, s0, s1, s2, s3, s4, FOUR)
+                j = k - middle
+                weight = tl.exp2(j * (slope - j * bend) + tl.load(logs + k))
+                s0, s1, s2, s3, s4 = _added(weight, j - centre, s0, s1, s2, s3, s4, FOUR)
         return s0, s1, s2, s3, s4
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -96,22 +96,25 @@ if triton is not None:
         step = (tl.load(centres + LEVELS - 1) - begin) / (LEVELS - 1)
         long = step * sharp
         reach = tl.minimum(tl.sqrt(BITS - least) / long, LEVELS * 1.0).to(tl.int32) + 2
-        # what is not a number is somewhere, too
-        place = tl.minimum(tl.maximum((seen - begin) / step + 0.5, 0.0), LEVELS - 1.0)
-        nearest = place.to(tl.int32)
+        place = tl.where(seen == seen, (seen - begin) / step + 0.5, 0.0)
+        nearest = tl.minimum(tl.maximum(place, 0.0), LEVELS - 1.0).to(tl.int32)
         origin = tl.load(centres + nearest)
         off = tl.minimum(tl.maximum((seen - origin) * sharp, -FAR), FAR)
-        s0, s1, s2, s3, s4 = _about(0.0, off, long, nearest, logs, reach, LEVELS, FOUR)
+        # half a step at most, whatever rounding did to the choice of the nearest
+        off = tl.where(nearest < LEVELS - 1, tl.minimum(off, long / 2), off)
+        off = tl.where(nearest > 0, tl.maximum(off, -long / 2), off)
+        slope = tl.where(seen == seen, 2 * off * long, seen)
+        bend = long * long
+        s0, s1, s2, s3, s4 = _about(0.0, slope, bend, nearest, logs, reach, LEVELS, FOUR)
         shift = s1 / s0
         poor = s2 / s0 - shift * shift < CLOSE * shift * shift
         if tl.max(poor.to(tl.int32), 0) > 0:  # digits went: once more, of distances to the mean
-            s0, s1, s2, s3, s4 = _about(shift, off, long, nearest, logs, reach, LEVELS, FOUR)
+            s0, s1, s2, s3, s4 = _about(shift, slope, bend, nearest, logs, reach, LEVELS, FOUR)
         else:
             shift = shift * 0
-        unit = 1 / sharp
-        square = unit * unit
-        origin += shift * unit
-        return origin, s0, s1 * unit, s2 * square, s3 * square * unit, s4 * square * square
+        square = step * step
+        origin += shift * step
+        return origin, s0, s1 * step, s2 * square, s3 * square * step, s4 * square * square
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def _levels(  # type: ignore[no-untyped-def]

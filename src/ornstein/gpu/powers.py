@@ -8,6 +8,7 @@ from torch import Tensor
 from ornstein.gpu.launching import on_device_of, operator, padded, triton, usable
 
 LARGEST = 8  # rows of a matrix
+MOST = 64  # powers: of more, doubling takes fewer steps
 
 if triton is not None:
     import triton.language as tl
@@ -25,9 +26,9 @@ if triton is not None:
             power = tl.sum(power[:, :, None] * A[None, :, :], 1)
 
 
-def raises(matrix: Tensor) -> bool:
-    """Whether `raised` can take this matrix: (K, K)."""
-    return usable(matrix) and matrix.shape[-1] <= LARGEST
+def raises(matrix: Tensor, count: int) -> bool:
+    """Whether `raised` can take this matrix, (K, K), and is the faster way."""
+    return usable(matrix) and matrix.shape[-1] <= LARGEST and count <= MOST
 
 
 def raised(matrix: Tensor, count: int) -> Tensor:

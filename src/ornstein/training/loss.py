@@ -31,8 +31,11 @@ class Loss(nn.Module):
         self.model, self.objective, self.seed = model, objective, seed
         self.narrow = narrow  # whether the network computes in bfloat16
         self.times = proposal(model, objective)
-        with torch.no_grad():  # a fixed process keeps it, for the graph as well
-            self.start = model.truncation.time(model.process)
+
+    def settle(self) -> None:
+        """Before a first call: a fixed process finds where it is cut off, and keeps it for all."""
+        with torch.no_grad():
+            self.model.truncation.time(self.model.process)
 
     def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, (), and VALUES, (6,) without gradient; index: (B,) places in the run."""

@@ -69,6 +69,8 @@ class Runner:
             self.update = Update(self.state.optimiser, self.average, self.training.optimiser)
             self.state.by_kernels = True
         self._look_at_panels()
+        if self._warm == 0 and self.graph is None:
+            self.loss.settle()  # here, since a checkpoint may have been loaded meanwhile
         if self._capture and self.graph is None and self._warm >= WARM:
             self._try_to_capture()
         if self.graph is not None:
