@@ -37,6 +37,7 @@ ROOMS = [
     "sharing",
     "answers",
     "histogram",
+    "residuals",
     "score",
     "terms",
     "objectives",

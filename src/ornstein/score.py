@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -40,10 +39,10 @@ from ornstein.answers import (
     expand,
     over,
 )
-from ornstein.histogram import Histogram
-from ornstein.likelihood import Discrete, Likelihood, OfPixels
+from ornstein.likelihood import Discrete, Likelihood
 from ornstein.parts import Record, described, part, rebuilt
 from ornstein.process import Process
+from ornstein.residuals import Residual, as_frequencies, as_histogram, data_dtype
 from ornstein.transition import Transition
 from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 
@@ -112,7 +111,7 @@ class ScoreModel(nn.Module):
         self._truncation = self._checked(truncation)
         self._renew()
         self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
-        self.features = self._as_features(features)
+        self.features = as_frequencies(features, self.likelihood)
         self.precondition = precondition
         if features_of not in ("x", "z"):
             raise ValueError(
@@ -120,7 +119,7 @@ class ScoreModel(nn.Module):
                 "data) or 'z' (the noised data alone)."
             )
         self.features_of: FeaturesOf = features_of
-        self.histogram = self._as_histogram(histogram)
+        self.histogram = as_histogram(histogram, self.likelihood, precondition)
 
     # ---------------------------------------------------------------- what users call
 
@@ -279,6 +278,7 @@ class ScoreModel(nn.Module):
 
     def describe(self) -> Record:
         """What the model is, for JSON; code of the user's own is named, with kind None."""
+        two_kinds = self.parametrisation == "joint" and self.features  # of features
         return {
             "network": sharing.name_or_description(self.network),
             "process": sharing.name_or_description(self.process),
@@ -286,7 +286,7 @@ class ScoreModel(nn.Module):
             "parametrisation": self.parametrisation,
             "truncation": None if self._truncation is None else described(self._truncation),
             "features": list(self.features),
-            **({"features_of": self.features_of} if self._looks_at_bins else {}),
+            **({"features_of": self.features_of} if two_kinds else {}),
             "precondition": bool(self.precondition),
             **({} if self.histogram is None else {"histogram": list(self.histogram.logs.shape)}),
             "data_mean_shape": list(self.moments.mean.shape),
@@ -326,10 +326,7 @@ class ScoreModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the data's numbers outside the network: at least float32."""
-        found = self._network_dtype()
-        if found is None:
-            return torch.get_default_dtype()
-        return torch.float32 if found.itemsize < 4 else found
+        return data_dtype(self.network)
 
     def answer(self, sigma: Tensor, like: Tensor) -> GaussianAnswer | NoAnswer:
         """What is known without the network, at standard errors sigma: (B,)."""
@@ -339,20 +336,7 @@ class ScoreModel(nn.Module):
         self, x_noisy: Tensor, logsnr: Tensor, answer: GaussianAnswer | NoAnswer
     ) -> Tensor:
         """What a channel model knows beyond this answer: (B, *shape)."""
-        if isinstance(answer, NoAnswer):
-            return self._call(x_noisy, self._waves(x_noisy, logsnr), logsnr)
-        state, extras = answer.normalised(x_noisy), self._waves(x_noisy, logsnr)
-        if self.histogram is None:
-            return answer.scale * self._call(state, extras, logsnr)
-        beyond, more = self._beyond(self.histogram, x_noisy, (-logsnr / 2).exp(), answer)
-        return beyond + answer.scale * self._call(state, [*extras, *more], logsnr)
-
-    def _beyond(
-        self, histogram: Histogram, x_noisy: Tensor, sigma: Tensor, answer: GaussianAnswer
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The noise that a histogram sees beyond this answer, and what the network is told."""
-        seen = histogram.seen(x_noisy.to(self.dtype), sigma)
-        return seen.beyond(answer.data(x_noisy)).to(x_noisy.dtype), seen.extras(self.moments)
+        return self._residual.channel(x_noisy, logsnr, answer)
 
     def joint_residual(
         self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None = None
@@ -361,41 +345,7 @@ class ScoreModel(nn.Module):
 
         x_noisy: x̃, (B, *shape); found from y where it is not known.
         """
-        if x_noisy is None and self._looks_at_x:
-            white = kernel.noise(y.to(torch.float64), torch.zeros_like(y[:, 0]).double())
-            along = contract(view.direction, white)
-            x_noisy = along * over(view.sigma.clamp(max=LARGEST), along)
-        if x_noisy is not None:
-            x_noisy = x_noisy.to(torch.promote_types(y.dtype, torch.float32))
-        raw = y[:, 0] if x_noisy is None or self.features_of == "z" else x_noisy
-        extras = self._waves(raw, view.logsnr)
-        if not self.precondition:
-            return self._call(y, [extra.unsqueeze(1) for extra in extras], view.logsnr)
-        x = y[:, 0]
-        mean, std = self.moments.mean.to(y.dtype), self.moments.std.to(y.dtype)
-        response = kernel.response.to(y.dtype)
-        spread = kernel.cholesky.square().sum(-1).to(y.dtype)
-        centred = y - expand(response, mean.expand_as(x))
-        wide = (expand(response.square(), (std**2).expand_as(x)) + over(spread, y)).sqrt()
-        answer = GaussianAnswer.of(self.moments, view.sigma, x)
-        beyond = None
-        if self.histogram is not None and x_noisy is not None:
-            beyond, more = self._beyond(self.histogram, x_noisy, view.sigma, answer)
-            beyond, extras = beyond.to(y.dtype), [*extras, *more]
-        extras = [extra.unsqueeze(1) for extra in extras]
-        scale = answer.scale.expand_as(x)
-        guess = scale.unsqueeze(1) * self._call(centred / wide, extras, view.logsnr)
-        return guess if beyond is None else guess + expand(view.direction, beyond)
-
-    @property
-    def _looks_at_x(self) -> bool:
-        """Whether a joint model needs x̃ beside its state."""
-        return self.histogram is not None or (bool(self.features) and self.features_of == "x")
-
-    @property
-    def _looks_at_bins(self) -> bool:
-        """Whether it is a joint model with features, of which there are two kinds."""
-        return self.parametrisation == "joint" and bool(self.features)
+        return self._residual.joint(y, kernel, view, x_noisy)
 
     def seeing(self, likelihood: Likelihood) -> ScoreModel:
         """The same model for data as this likelihood has them, at their levels or dequantised."""
@@ -437,62 +387,18 @@ class ScoreModel(nn.Module):
 
     # ---------------------------------------------------------------- inside
 
-    def _waves(self, raw: Tensor, logsnr: Tensor) -> list[Tensor]:
-        """Sines and cosines of x̃, or of the noised data: (B, *shape) each."""
-        waves: list[Tensor] = []
-        for frequency in self.features:
-            wide = raw.to(torch.promote_types(raw.dtype, torch.float32))
-            angle = wide.clamp(-(LARGEST**0.5), LARGEST**0.5) * frequency
-            both = [angle.sin(), angle.cos()]
-            if self.histogram is not None or (self._looks_at_bins and self.features_of == "x"):
-                both = [self._damped(wave, frequency, logsnr) for wave in both]
-            waves += both
-        return waves
-
-    def _call(self, state: Tensor, extras: Sequence[Tensor], logsnr: Tensor) -> Tensor:
-        """The network on its normalised input, checked: like `state`."""
-        inputs = torch.cat([state, *(e.to(state.dtype) for e in extras)], 1) if extras else state
-        kind = self._network_dtype() or state.dtype
-        output = self._ask(inputs.to(kind), logsnr.to(torch.promote_types(kind, torch.float32)))
-        if not isinstance(output, Tensor) or output.shape != state.shape:
-            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ValueError(
-                f"the network returned {found} for an input of shape {tuple(inputs.shape)}; "
-                f"expected {tuple(state.shape)}, "
-                + (
-                    "the data's own shape."
-                    if self.parametrisation == "channel"
-                    else f"noise for all {self.process.n_vars} variables (parametrisation='joint')."
-                )
-            )
-        return output.to(state.dtype)
-
-    def _damped(self, wave: Tensor, frequency: float, logsnr: Tensor) -> Tensor:
-        """A wave of x̃, faded out where noise is longer than it, by exp(−(fσ)²/8).
-
-        It says nothing there, and its derivative by σ, which a learned process sees, would grow.
-        """
-        size = (-((frequency**2) / 8) * (-logsnr).exp()).exp()
-        return wave * over(size, wave, wave.dtype)
-
-    def _ask(self, inputs: Tensor, logsnr: Tensor) -> Any:
-        try:
-            return self.network(inputs, logsnr)
-        except RuntimeError as error:
-            if "dtype" in str(error) and inputs.dtype != logsnr.dtype:
-                raise ValueError(
-                    f"the network failed on an input of type {inputs.dtype} and log SNR of type "
-                    f"{logsnr.dtype} ({error}); log SNR stays float32, since half types blur it. "
-                    "Expected a network that embeds it first and casts the embedding to its own "
-                    "type; or keep the network in float32 and use torch.autocast."
-                ) from error
-            raise
-
-    def _network_dtype(self) -> torch.dtype | None:
-        if not isinstance(self.network, nn.Module):
-            return None
-        kinds = (p.dtype for p in self.network.parameters() if p.is_floating_point())
-        return next(kinds, None)
+    @property
+    def _residual(self) -> Residual:
+        """Made anew for each call, since its parts may be replaced."""
+        return Residual(
+            network=self.network,
+            variables=self.process.n_vars if self.parametrisation == "joint" else None,
+            moments=self.moments,
+            frequencies=self.features,
+            of_x=self.features_of == "x",
+            histogram=self.histogram,
+            precondition=self.precondition,
+        )
 
     def _expanded(self, value: Tensor | float, like: Tensor) -> Tensor:
         """One number for each example, float64: (B,)."""
@@ -523,43 +429,6 @@ class ScoreModel(nn.Module):
 
     def _checked(self, given: Truncation | None) -> Truncation | None:
         return None if given is None else check_truncation(given)
-
-    def _as_features(self, given: Sequence[float] | str | None) -> tuple[float, ...]:
-        if given is None:
-            return ()
-        if given == "bins":
-            if not isinstance(self.likelihood, OfPixels) or self.likelihood.density:
-                raise ValueError(
-                    "features='bins' needs pixels; expected likelihood=Discrete(levels) or "
-                    "Tweedie(levels). Give frequencies, or leave features out."
-                )
-            width = self.likelihood.pixels.finest()
-            return (math.pi / width, 2 * math.pi / width)
-        try:
-            frequencies = () if isinstance(given, str) else tuple(float(f) for f in given)
-        except (TypeError, ValueError):
-            frequencies = ()
-        if not frequencies or not all(math.isfinite(f) for f in frequencies):
-            raise ValueError(
-                f"features={given!r}; expected 'bins', a list of finite frequencies, or None."
-            )
-        return frequencies
-
-    def _as_histogram(self, given: Tensor | None) -> Histogram | None:
-        if given is None:
-            return None
-        if not isinstance(self.likelihood, Discrete):
-            raise ValueError(
-                f"a histogram was given with {self.likelihood!r}; expected Discrete(levels), whose "
-                "pixels are at the numbers of their levels. Leave the histogram out."
-            )
-        if not self.precondition:
-            raise ValueError(
-                "a histogram was given with precondition=False, which leaves all answers to the "
-                "network; expected one of the two."
-            )
-        pixels = self.likelihood.pixels
-        return Histogram(pixels.centres(), given, pixels.edges())
 
     def extra_repr(self) -> str:
         return (
