@@ -272,6 +272,7 @@ def test_dry_run_says_what_would_be_done_and_writes_nothing(
     assert words["network"] == f"UNet, {count:,} parameters"
     own = sum(p.numel() for p in model.process.parameters())
     assert words["process"] == f"learned-2, K = 3, {own} parameters to learn"
+    assert words["model"] == "joint, Discrete(17), begins with the histogram of the data"
     assert words["run"] == "runs/digits-joint-learned-2 (new)"
     assert words["training"] == f"70 steps of 8, {70 * 8 / len(data.train):.1f} epochs, elbo"
     assert "activations" in words["memory"] and "data" in words["memory"]

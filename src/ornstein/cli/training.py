@@ -110,7 +110,9 @@ class Train:
             f"validation, {len(data.test):,} for test; shape {data.shape}",
             "process": f"{model.process.name}, K = {model.process.n_vars}"
             + (f", {found.process} parameters to learn" if found.process else ""),
-            "model": f"{model.parametrisation}, {model.likelihood!r}",
+            "model": f"{model.parametrisation}, {model.likelihood!r}"
+            + ("" if model.histogram is None else ", begins with the histogram of the data")
+            + (", sees waves of one and two bins" if model.features else ""),
             "network": f"{type(model.network).__name__}, {found.network:,} parameters",
             "training": f"{training.steps:,} steps of {training.batch}, "
             f"{training.steps * training.batch / max(len(data.train), 1):.1f} epochs, "
