@@ -115,14 +115,13 @@ def reduction_vjp(L: Tensor, rows: Tensor, grad: Tensor) -> Tensor:
     inner = torch.tril(product(L.mT, grad))
     inner = inner + torch.tril(inner, -1).mT
     left = lower_solve(L, inner, turned=True)
-    left = zero_where_undefined(left)
-    return product(left, rows) if rows.is_cuda else _product(left, rows)
+    return _product(zero_where_undefined(left), rows)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b for small a and long rows of b; on a CPU the batched product is slow for few rows."""
-    if a.shape[-1] > 4:
-        return a @ b
+    if a.is_cuda or a.shape[-1] > 4:
+        return product(a, b)
     b = b.contiguous()
     out = a[..., :1] * b[..., :1, :]
     for j in range(1, a.shape[-1]):

@@ -164,8 +164,8 @@ class Process(Float64Module, ABC):
         key = standard_error if isinstance(standard_error, (int, float)) else None
         if key is not None and key in self._noise_times:
             return self._noise_times[key]
-        eager = not in_graph()
         targets, shape = self._times(standard_error)
+        eager = not in_graph()
         if eager and not bool((targets > 0).all() & targets.isfinite().all()):
             raise ValueError(
                 f"standard_error={_shown(standard_error)}; expected a positive, finite number, in "
