@@ -159,6 +159,8 @@ class _Job:
             if whole and len(numbers) > size:  # worth it if two batches are left
                 # tried once, unless the network alone could not be captured
                 graph.possible, whole = self.quick is None or self.quick.captured, False
+                if self.quick is not None:  # its own graph is not needed any more
+                    self.quick.resize(size)
             yield found
 
     def samples(self, numbers: range, size: int, graph: Captured) -> Tensor:
