@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 import ornstein
+from ornstein import compiling
 from ornstein.data import Dataset, Split, Stream, load
 from ornstein.provenance import provenance
 from ornstein.training import Experiment, fit, preset
@@ -87,7 +88,7 @@ class Steps:
         self.loss = Loss(model, training.objective, training.seed, narrow)
         self.average = Average(model, training.ema)
         self.state = State(self.loss, self.average, training)
-        self.call = torch.compile(self.loss) if device.type == "cuda" else self.loss
+        self.call = compiling.compiled(self.loss) if device.type == "cuda" else self.loss
         self.device, self.model = device, model
         self.given = self.take()
 

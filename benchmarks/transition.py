@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import ornstein
-from ornstein import gpu
+from ornstein import compiling, gpu
 from ornstein.bench.kernels import by_hand, sampled_by_hand
 from ornstein.clock import Clock
 from ornstein.gpu import noise
@@ -153,8 +153,8 @@ def race_hand_derived(device: torch.device, rounds: int, batch: int = 256) -> di
     }
     if cuda:
         torch._dynamo.reset()
-        compiled = torch.compile(lambda s, x: process.transition(s).sample(x), fullgraph=True)
-        compiled_by_hand = torch.compile(sampled_by_hand, fullgraph=True)
+        compiled = compiling.compiled(lambda s, x: process.transition(s).sample(x), fullgraph=True)
+        compiled_by_hand = compiling.compiled(sampled_by_hand, fullgraph=True)
         works = {"automatic, compiled": lambda: compiled(s, x), **works}
         works["hand-derived, compiled"] = lambda: compiled_by_hand(s, x)
         # the least that any of them can do: write y, and write y and its noise
@@ -174,8 +174,8 @@ def race_matrices(device: torch.device, rounds: int, batch: int = 256) -> dict[s
     works: dict[str, Work] = {"automatic": automatic, "hand-derived": lambda: by_hand(s)}
     if cuda:
         torch._dynamo.reset()
-        compiled = torch.compile(automatic, fullgraph=True)
-        compiled_by_hand = torch.compile(by_hand, fullgraph=True)
+        compiled = compiling.compiled(automatic, fullgraph=True)
+        compiled_by_hand = compiling.compiled(by_hand, fullgraph=True)
         works = {"automatic, compiled": compiled, **works}
         works["hand-derived, compiled"] = lambda: compiled_by_hand(s)
         works = {name: captured(work) for name, work in works.items()}
@@ -243,7 +243,7 @@ def race_textbook(
         "textbook": backward_of(process, rival),
     }
     if cuda:  # the textbook way reads norms on the host and can't be captured
-        compiled = torch.compile(automatic, fullgraph=True)
+        compiled = compiling.compiled(automatic, fullgraph=True)
         forward = {"automatic, compiled": captured(no_grad(compiled)), **forward}
         both = {"automatic, compiled": captured(backward_of(process, compiled)), **both}
         forward["automatic"] = captured(forward["automatic"])

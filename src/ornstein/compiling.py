@@ -30,6 +30,7 @@ Compile = Literal["auto", "on", "off"]
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 Tensors = tuple[Tensor, ...]
 M = TypeVar("M", bound=nn.Module)
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: for commands to print; the library prints nothing
 MESSAGE = "compiling the network, a minute or two the first time (--compile off starts at once)"
@@ -40,6 +41,9 @@ MOST_GRAPHS = 4  # of one function; each has memory of its own shapes
 WARM = 2  # calls before a capture, in which libraries set themselves up
 FEW = 16  # examples by which memory is measured
 SHARE = 0.6  # of the free memory that a batch may take
+#: torch 2.11 and others write a buffer with some strides and read it with padded ones, silently
+#: (pytorch/pytorch#194281): nothing is padded
+OPTIONS = {"comprehensive_padding": False}
 
 
 # ---------------------------------------------------------------- what is wanted
@@ -75,6 +79,13 @@ def ready() -> None:
     cache()
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, MOST_NETWORKS)
+
+
+def compiled(function: F, **how: Any) -> F:
+    """torch.compile, with options by which it computes the same."""
+    ready()
+    found: Any = torch.compile(function, options=dict(OPTIONS), **how)
+    return found
 
 
 def cache() -> Path | None:
@@ -135,9 +146,8 @@ class Compiled:
     """A function of a module and tensors by torch.compile; as it is, where that fails."""
 
     def __init__(self, function: Callable[..., Tensors]) -> None:
-        ready()
         self.function = function
-        self._compiled: Callable[..., Tensors] | None = torch.compile(function, dynamic=False)
+        self._compiled: Callable[..., Tensors] | None = compiled(function, dynamic=False)
 
     def __call__(self, *inputs: Any) -> Tensors:
         if self._compiled is None:

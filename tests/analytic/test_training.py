@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ornstein
-from ornstein import Counted, Objective, Optimiser, ScoreModel, Training, Watch, fit
+from ornstein import Counted, Objective, Optimiser, ScoreModel, Training, Watch, compiling, fit
 from ornstein.data import Dataset, Split, Stream
 from ornstein.networks import MLP
 from ornstein.terms import natural_times
@@ -792,6 +792,36 @@ def test_compiled_is_eager(kind: str) -> None:
     eager = losses(model(process(), kind), training(20, compile="off"))
     compiled = losses(model(process(), kind), training(20, compile="on"))
     assert compiled == pytest.approx(eager, rel=1e-5)
+
+
+class Mistaken(nn.Module):
+    """What a compiler that is wrong makes of a loss."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = loss
+
+    def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        loss, told = self._orig_mod(0 * x, index)
+        return loss, told
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_compiler_that_is_wrong_is_found_out(
+    accumulate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first step, before anything was done with its gradients; dropout draws as ever."""
+    options = {"accumulate": accumulate}
+    plain = losses(model(dropout=0.1), training(6, compile="off", **options))
+    monkeypatch.setattr(compiling, "compiled", Mistaken)
+    with pytest.warns(UserWarning, match="which is a mistake of torch .*; going on without"):
+        found = losses(model(dropout=0.1), training(6, compile="on", **options))
+    assert found[0] != plain[0]  # other values are dropped: the first ones were drawn before
+    quiet = losses(model(), training(6, compile="off", **options))
+    with pytest.warns(UserWarning, match="going on without"):
+        assert losses(model(), training(6, compile="on", **options)) == quiet
+    monkeypatch.setattr(compiling, "compiled", lambda loss: loss)  # one that is right
+    assert losses(model(dropout=0.1), training(6, compile="on", **options)) == plain
 
 
 def living() -> int:

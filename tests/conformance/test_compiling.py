@@ -210,7 +210,8 @@ def test_copies_share_what_was_compiled(traced: None) -> None:
     counter = CompileCounter()
     x, logsnr = torch.randn(6, 3), torch.randn(6)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(torch, "compile", functools.partial(torch.compile.func, backend=counter))  # type: ignore[attr-defined]
+        counted = functools.partial(torch.compile.func, backend=lambda *of, **_: counter(*of))  # type: ignore[attr-defined]
+        patch.setattr(torch, "compile", counted)
         for _ in range(3):
             network = MLP((3,), width=16).eval()
             nn.init.normal_(network.leave.weight)

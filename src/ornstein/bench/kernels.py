@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ornstein import compiling
 from ornstein.bench.counting import sample_cost
 from ornstein.bench.figures import Check, Part, Table, lines_of
 from ornstein.bench.racing import Work, captured
@@ -61,7 +62,7 @@ def kernel(setting: Setting) -> Part:
 
     ours, theirs = automatic, sampled_by_hand
     if setting.cuda:
-        ours, theirs = (torch.compile(f, fullgraph=True) for f in (ours, theirs))
+        ours, theirs = (compiling.compiled(f, fullgraph=True) for f in (ours, theirs))
     source = torch.randn(2, batch, 2, *IMAGE, device=device)  # y and ε
     target = torch.empty_like(source)
     works: dict[str, Work] = {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ornstein import compiling
 from ornstein.bench.counting import Cost, network_cost, optimiser_cost, sample_cost
 from ornstein.bench.figures import Check, Line, Part, Table, lines_of, notes_of
 from ornstein.bench.racing import Work, captured
@@ -177,7 +178,7 @@ def network_alone(job: Job, case: Case) -> Work:
     parameters = [p for p in network.parameters() if p.requires_grad]
     network.train()
     compiled = case.experiment.training.compiled_on(device)
-    call = torch.compile(network, dynamic=False) if compiled else network
+    call = compiling.compiled(network, dynamic=False) if compiled else network
     # without its cache of cast weights, which a graph would find gone
     narrow: dict[str, Any] = {
         "dtype": torch.bfloat16,
@@ -219,7 +220,7 @@ def loss_alone(job: Job, case: Case) -> Work:
     parameters = [p for p in model.parameters() if p.requires_grad]
     x = job.stream.take(0, case.batch)
     index = torch.arange(case.batch, device=job.device)
-    call = torch.compile(loss, dynamic=False) if options.compiled_on(job.device) else loss
+    call = compiling.compiled(loss, dynamic=False) if options.compiled_on(job.device) else loss
 
     def work() -> object:
         return torch.autograd.grad(call(x, index)[0], parameters, allow_unused=True)

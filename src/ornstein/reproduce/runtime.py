@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ornstein import compiling
 from ornstein.bench.kernels import by_hand, sampled_by_hand
 from ornstein.bench.racing import Race, Work, captured, race
 from ornstein.bench.sizes import tidy
@@ -139,7 +140,7 @@ def _works(
     if process.name == "cld":
         ways = {BY_HAND: sampled_by_hand, **ways}
     if graph:  # the paper's reads norms on the host, and can't be captured
-        ways = {name: torch.compile(way, fullgraph=True) for name, way in ways.items()}
+        ways = {name: compiling.compiled(way, fullgraph=True) for name, way in ways.items()}
     else:
         ways[PAPER] = lambda s, x: paper_kernel(process, s).sample(x)
     works: dict[str, Work] = {name: _bound(way, s, x) for name, way in ways.items()}

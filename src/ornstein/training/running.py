@@ -5,12 +5,14 @@
 What is in brackets becomes one CUDA graph on a GPU, where the step is compiled: the host gathers
 the examples, writes five numbers (learning rates, powers, the mean's weight) and launches it,
 without ever waiting. The first steps are done one operation at a time, in which everything is
-compiled and set up; they count like all others. What can't be captured goes on as it began, with a
-warning. A process that is learned is captured again when its panels have changed.
+compiled and set up; they count like all others. The very first is compared with the same step as
+it is written: compilers make mistakes. What can't be captured goes on as it began, with a warning.
+A process that is learned is captured again when its panels have changed.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from ornstein.training.state import State
 from ornstein.training.updating import Numbers, Update, usable
 
 WARM = 3  # steps before a capture
+CLOSE = 0.05  # of a loss and its parts, by which bfloat16 and dropout may change it
 REPLAN = 100  # steps between two looks at the panels of a learned process, where it is compiled
 
 
@@ -48,7 +51,8 @@ class Runner:
         self.update: Update | None = None
         self.graph: Graph | None = None
         self._warm = 0
-        adaptive = training.objective.times == "adaptive"  # learns on the host
+        adaptive = training.objective.times == "adaptive"  # learns on the host, of each call
+        self._trusted = not self.compiled or adaptive or self.world > 1
         self._capture = self.compiled and self.device.type == "cuda" and not adaptive
         self._capture = self._capture and self.world == 1
 
@@ -81,17 +85,15 @@ class Runner:
         except torch._dynamo.exc.TorchDynamoException as error:
             if self._warm or not self.compiled:
                 raise
-            self._go_on_without(error)
+            self._go_on_without(f"can't be compiled ({compiling.first_line(error)})")
             found = self._plain()
         self._warm += 1
         return found
 
-    def _go_on_without(self, error: Exception) -> None:
+    def _go_on_without(self, why: str) -> None:
         """A loss that can't be compiled is computed as it is; nothing has been done with it yet."""
         warnings.warn(
-            f"the step can't be compiled ({compiling.first_line(error)}); going on without. "
-            "--compile off says so beforehand.",
-            stacklevel=2,
+            f"the step {why}; going on without. --compile off says so beforehand.", stacklevel=2
         )
         self.call = getattr(self.call, "_orig_mod", self.call)
         self.state.count_for_torch()
@@ -102,6 +104,8 @@ class Runner:
         numbers = self.state.numbers()
         x = self.stream.rows(self.first(), self.count)
         values = self.gradients(x, self.place())
+        if not self._trusted:
+            values = self._compared(values, x)
         if self.update is None:
             norms = self.state.clip_and_step(numbers)
             self.average.update(numbers.part)
@@ -109,6 +113,28 @@ class Runner:
             self.update.point()
             norms = self.update.use(self.listed(numbers))
         return row(values, norms)
+
+    def _compared(self, values: Tensor, x: Tensor) -> Tensor:
+        """The values of a first step; gradients, too, found anew where the compiler was wrong."""
+        self._trusted = True
+        network = self.loss.model.network
+        training = network.training
+        network.eval()
+        try:
+            with torch.no_grad():
+                parts = self._parts(x, self.place())
+                plain = torch.stack([self.loss(*part)[1] for part in parts]).mean(0)
+        finally:
+            network.train(training)
+        found, wanted = values[0].item(), plain[0].item()
+        size = plain[:4].abs().sum().item()  # of the loss and its parts, which may cancel
+        if abs(found - wanted) <= CLOSE * size or not math.isfinite(size):
+            return values
+        self._go_on_without(
+            f"has the loss {found:.4g} where it is compiled and {wanted:.4g} where it is not, "
+            f"which is a mistake of torch {torch.__version__}"
+        )
+        return self.gradients(x, self.place())
 
     # ---------------------------------------------------------------- parts of a step
 
@@ -134,23 +160,26 @@ class Runner:
         """Those of all parts, added up, and what the parts tell: (6,) float64."""
         self.state.optimiser.zero_grad(set_to_none=True)
         values = torch.zeros(len(VALUES), dtype=torch.float64, device=self.device)
-        places = first + torch.arange(self.count, device=self.device)
-        for part in range(self.training.accumulate):
-            here = slice(part * self.micro, (part + 1) * self.micro)
-            index = places[here]
+        for part, inputs in enumerate(self._parts(x, first)):
             last = part == self.training.accumulate - 1
             with unsynchronised(self.call, not last):
-                loss, told = self.call(self.stream.mirrored(x[here], index), index)
+                loss, told = self.call(*inputs)
                 (loss / self.training.accumulate).backward()
             values = _merged(values, told, part)
         return values
+
+    def _parts(self, x: Tensor, first: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The examples that are done together, mirrored as they are to be, and their places."""
+        places = first + torch.arange(self.count, device=self.device)
+        for part in range(self.training.accumulate):
+            here = slice(part * self.micro, (part + 1) * self.micro)
+            yield self.stream.mirrored(x[here], places[here]), places[here]
 
     def _prepared(self) -> nn.Module:
         """The loss, shared over processes and compiled as asked for."""
         loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
         if self.compiled:
-            compiling.ready()
-            loss = torch.compile(loss)  # type: ignore[assignment]
+            loss = compiling.compiled(loss)
         return loss
 
     def _some_unused(self) -> bool:
