@@ -813,14 +813,14 @@ def test_a_compiler_that_is_wrong_is_found_out(
     """At the first step, before anything was done with its gradients; dropout draws as ever."""
     options = {"accumulate": accumulate}
     plain = losses(model(dropout=0.1), training(6, compile="off", **options))
-    monkeypatch.setattr(compiling, "compiled", Mistaken)
+    monkeypatch.setattr(compiling, "compiled", lambda loss, dynamic: Mistaken(loss))
     with pytest.warns(UserWarning, match="which is a mistake of torch .*; going on without"):
         found = losses(model(dropout=0.1), training(6, compile="on", **options))
     assert found[0] != plain[0]  # other values are dropped: the first ones were drawn before
     quiet = losses(model(), training(6, compile="off", **options))
     with pytest.warns(UserWarning, match="going on without"):
         assert losses(model(), training(6, compile="on", **options)) == quiet
-    monkeypatch.setattr(compiling, "compiled", lambda loss: loss)  # one that is right
+    monkeypatch.setattr(compiling, "compiled", lambda loss, dynamic: loss)  # is right
     assert losses(model(dropout=0.1), training(6, compile="on", **options)) == plain
 
 

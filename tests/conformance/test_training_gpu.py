@@ -87,8 +87,10 @@ def test_compiled_at_any_size(process: str, side: int) -> None:
                 p.add_(
                     0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)).cuda()
                 )
-        training = replace(options.training, compile=how)
-        found.append([step.loss for step in fit(model, data, training)])
+        job = Job(model, data, replace(options.training, compile=how), None, None)
+        model.train()
+        found.append([job.step().loss for _ in range(6)])
+        assert job.runner.captured == (how == "on")
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 

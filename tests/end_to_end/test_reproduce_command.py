@@ -80,6 +80,34 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
     assert read(here / "results" / "digits-smoke.json")["runs"] == record["runs"]
 
 
+def test_a_table_in_parts(here: Path, said: Said) -> None:
+    """What was found elsewhere stays, as long as its recipe does."""
+    table = here / "mine"
+    table.mkdir()
+    (table / "table.toml").write_text(
+        'title = "Mine"\n[[run]]\nrecipe = "first"\n[[run]]\nrecipe = "second"\n'
+    )
+    recipe = 'about = "{}"\n[[evaluate]]\nbound = "discrete"\n'
+    for name in ("first", "second"):
+        (table / f"{name}.toml").write_text(recipe.format(name))
+    result = here / "results" / "mine-smoke.json"
+
+    def after(*options: str) -> list[dict[str, Any]]:
+        code, _, err = said("reproduce", "mine", *SMOKE, *options)
+        assert code == 0, err
+        found: list[dict[str, Any]] = read(result)["runs"]
+        return found
+
+    (first,) = after("--only", "first", "--runs", "here")
+    both = after("--only", "second", "--runs", "there")  # where there is nothing of the first
+    assert [run["name"] for run in both] == ["first", "second"]
+    assert both[0] == first and read(result)["complete"]
+    (table / "first.toml").write_text(recipe.format("first") + 'split = "valid"\n')
+    assert [run["name"] for run in after("--only", "second", "--runs", "there")] == ["second"]
+    again = after("--only", "first", "--runs", "here")  # where it was finished for another split
+    assert again[0]["figures"][0]["split"] == "valid" and again[1] == both[1]
+
+
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     table = here / "mine"
     table.mkdir()

@@ -196,8 +196,9 @@ class Reproduce:
         return shlex.join(words)
 
     def _write(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
-        record = collected(plan, todo, self._typed(), self.smoke)
         name = plan.name + ("-smoke" if self.smoke else "")
+        before = self.out / f"{name}.json"
+        record = collected(plan, todo, self._typed(), self.smoke, before)
         if not record["runs"]:
             console.print("there is nothing to write yet", style="dim")
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ornstein.evaluation import with_error
@@ -40,9 +41,22 @@ FIGURES = (
 )
 
 
-def collected(plan: Plan, errands: Sequence[Errand], command: str, smoke: bool) -> Record:
-    """All that is there by now."""
-    found = [run for errand in errands if (run := _run(errand)) is not None]
+def collected(
+    plan: Plan, errands: Sequence[Errand], command: str, smoke: bool, before: Path | None = None
+) -> Record:
+    """All that is there by now.
+
+    before: an earlier record of this table. A run of it that was finished, with a recipe that is
+    still the same, stays where there is no finished one in the folder of the runs.
+    """
+    older = {run["name"]: run for run in _kept(before)}
+    found = []
+    for errand in errands:
+        run, known = _run(errand), older.get(errand.name)
+        if known is not None and (run is None or not run["complete"]):
+            run = known if known.get("rests_on") == errand.rests_on() else run
+        if run is not None:
+            found.append(run)
     return {
         "table": plan.name,
         "title": plan.title,
@@ -53,6 +67,17 @@ def collected(plan: Plan, errands: Sequence[Errand], command: str, smoke: bool) 
         "runs": found,
         "provenance": provenance(),
     }
+
+
+def _kept(path: Path | None) -> list[Record]:
+    """The finished runs of an earlier record; none, where there is none that can be read."""
+    if path is None or not path.is_file():
+        return []
+    try:
+        runs = json.loads(path.read_text(encoding="utf-8")).get("runs", [])
+    except ValueError:  # it will be written anew
+        return []
+    return [run for run in runs if run.get("complete")]
 
 
 def _run(errand: Errand) -> Record | None:
@@ -70,6 +95,7 @@ def _run(errand: Errand) -> Record | None:
         "seed": errand.seed,
         "paper": errand.planned.paper,
         "complete": finished and len(figures) == errand.figures(),
+        "rests_on": errand.rests_on(),
         "commands": errand.typed(),
         "parametrisation": run.parametrisation,
         "process": run.process,

@@ -7,6 +7,7 @@ figure, then `ornstein sample`. All of them go on where they were stopped, so th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -82,6 +83,10 @@ class Errand:
     def finish(self, count: int) -> None:
         """Note that so many are done."""
         write_text(self.folder / DONE, json.dumps(self.keys[:count], indent=1))
+
+    def rests_on(self) -> str:
+        """A short word for all of its recipe that its figures rest on."""
+        return hashlib.sha256("\n".join(self.keys).encode()).hexdigest()[:16]
 
     def looks(self) -> dict[str, Path]:
         """The folders of the figures, by their titles."""

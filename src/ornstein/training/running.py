@@ -179,7 +179,7 @@ class Runner:
         """The loss, shared over processes and compiled as asked for."""
         loss = wrapped(self.loss, self.device, unused=self.world > 1 and self._some_unused())
         if self.compiled:
-            loss = compiling.compiled(loss)
+            loss = compiling.compiled(loss, dynamic=False)
         return loss
 
     def _some_unused(self) -> bool:
