@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
         return found
 
     (first,) = after("--only", "first", "--runs", "here")
+    shutil.copytree(here / "here", here / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+    (copied,) = after("--only", "first", "--runs", "copy")  # without weights, which are counted
+    assert copied["parameters"] == first["parameters"] > 0
+    first = copied
     both = after("--only", "second", "--runs", "there")  # where there is nothing of the first
     assert [run["name"] for run in both] == ["first", "second"]
     assert both[0] == first and read(result)["complete"]

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from ornstein.evaluation import with_error
+from ornstein.parts import rebuilt
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
 from ornstein.reproduce.recipe import Plan
@@ -100,7 +104,7 @@ def _run(errand: Errand) -> Record | None:
         "parametrisation": run.parametrisation,
         "process": run.process,
         "variables": run.n_vars,
-        "parameters": run.parameters,
+        "parameters": _parameters(run),
         "steps": run.steps,
         "planned_steps": run.total,
         "batch": training.get("batch"),
@@ -114,6 +118,18 @@ def _run(errand: Errand) -> Record | None:
         "provenance": _origin(run),
         "figures": figures,
     }
+
+
+def _parameters(run: RunSummary) -> int | None:
+    """Numbers of the network; of a run whose weights are elsewhere, as its description has it."""
+    if run.parameters is not None:
+        return run.parameters
+    try:
+        with torch.device("meta"):
+            network: nn.Module = rebuilt(run.config["model"]["network"], "the network", nn.Module)
+    except (KeyError, TypeError, ValueError):  # code of the user's own, or an older run
+        return None
+    return sum(p.numel() for p in network.parameters())
 
 
 def _origin(run: RunSummary) -> Record:

@@ -259,6 +259,7 @@ def bound_bars(rows: Sequence[Record], title: str = "") -> Figure:
         fontsize=SIZE,
         labelcolor=INK,
         handletextpad=0.2,
+        columnspacing=1.1,
     )
     return figure
 
