@@ -172,6 +172,7 @@ def evaluate(
     draws: times per example at which the network is asked; with target_error, in passes of that
         many until `draw_error` (bits/dim) is no larger, or max_draws is reached.
     times: a proposal; by default one fitted to the first examples, then fixed.
+    truncation: by default the model's, and next to none for dequantised pixels with a histogram.
     batch_size: examples times draws for the network at a time (at least one example's), by default
         256, and on a GPU what its memory allows, up to 4096; halved where there is not enough. The
         result does not depend on it.
@@ -187,7 +188,9 @@ def evaluate(
     precision = _checked_precision(precision)
     compiling.wanted(compile, model.process.device)  # which says what is wrong
     likelihood = model.likelihood if likelihood is None else likelihood
-    model = model.seeing(likelihood) if isinstance(likelihood, Likelihood) else model
+    if isinstance(likelihood, Likelihood):  # (else the bound says what is wrong)
+        model = model.seeing(likelihood)
+        truncation = model.truncation_for(likelihood) if truncation is None else truncation
     truncation = model.truncation if truncation is None else truncation
     _check_counts(draws, max_draws, batch_size, limit, curve_bins, target_error)
     was_training = {module: module.training for module in model.modules()}

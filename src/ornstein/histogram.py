@@ -97,6 +97,7 @@ class Histogram(Float64Module):
         edges = _between(centres) if edges is None else edges
         gaps = centres.diff()  # as float64 has them
         self.regular = bool(((gaps - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
+        self.width = edges.diff().max().item()  # of a bin
         self.register_buffer("centres", centres.to(found), persistent=False)
         self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())

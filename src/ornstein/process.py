@@ -215,6 +215,12 @@ class Process(Float64Module, ABC):
             self._noise_times[key] = times
         return times
 
+    def least_noise(self) -> float:
+        """The smallest standard error of x that `time_of_noise` finds a time for."""
+        with torch.no_grad():
+            first = self._log_snr(self._solution(True), self._ladder()[:1])[0]
+        return (-first / 2).exp().item() * (1 + 1e-9)
+
     def _ladder(self) -> Tensor:
         """Times to look at first: even in log s, and even in s."""
         even = torch.linspace(0.0, 1.0, 129, dtype=torch.float64, device=self.device)

@@ -5,9 +5,10 @@ Beyond the Gaussian answer (`answers`), with x̃ = x + σ ε_∥ and data N(m, �
     channel   h + ς/√(ς²+σ²)·network((x̃ − m)/√(ς²+σ²), λ)
     joint     â h + ς/√(ς²+σ²)·network((y − r m)/√(r²ς² + diag Σ), λ)
 
-where h = (x̂_Gauss − x̂)/σ is what a histogram sees beyond the Gaussian, and 0 without one. Beside
-its state the network gets further entries of axis 1: sines and cosines of x̃ or of the noised data,
-and what the histogram sees.
+where h = (x̂_Gauss − x̂)/σ is what a histogram sees beyond the Gaussian, and 0 without one. For
+dequantised pixels the network is left out where noise is smaller than a bin. Beside its state the
+network gets further entries of axis 1: sines and cosines of x̃ or of the noised data, and what the
+histogram sees.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from ornstein.histogram import Histogram
 from ornstein.likelihood import Discrete, Likelihood, OfPixels
 from ornstein.transition import Transition
 
+FADED = 0.35  # bins; noise below which a network that has seen levels alone is left out
+
 Network = Callable[[Tensor, Tensor], Any]  # of a normalised state and log SNR
 
 
@@ -56,8 +59,10 @@ class Residual:
         state, extras = answer.normalised(x_noisy), self._waves(x_noisy, logsnr)
         if self.histogram is None:
             return answer.scale * self._call(state, extras, logsnr)
-        beyond, more = self._beyond(self.histogram, x_noisy, (-logsnr / 2).exp(), answer)
-        return beyond + answer.scale * self._call(state, [*extras, *more], logsnr)
+        sigma = (-logsnr / 2).exp()
+        beyond, more = self._beyond(self.histogram, x_noisy, sigma, answer)
+        scale = _trusted(answer.scale, self.histogram, sigma)
+        return beyond + scale * self._call(state, [*extras, *more], logsnr)
 
     def joint(self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None) -> Tensor:
         """Of the noise in all variables: (B, K, *shape); x̃ is found from y where it is None."""
@@ -79,6 +84,8 @@ class Residual:
             beyond, extras = beyond.to(y.dtype), [*extras, *more]
         extras = [extra.unsqueeze(1) for extra in extras]
         scale = answer.scale.expand_as(y[:, 0])
+        if self.histogram is not None:
+            scale = _trusted(scale, self.histogram, view.sigma)
         guess = scale.unsqueeze(1) * self._call(state, extras, view.logsnr)
         return guess if beyond is None else guess + expand(view.direction, beyond)
 
@@ -144,6 +151,17 @@ def _normalised(y: Tensor, kernel: Transition, moments: Moments) -> Tensor:
     centred = y - expand(response, mean.expand_as(x))
     wide = (expand(response.square(), (std**2).expand_as(x)) + over(spread, y)).sqrt()
     return centred / wide
+
+
+def _trusted(scale: Tensor, histogram: Histogram, sigma: Tensor) -> Tensor:
+    """The scale of what a network adds, where it knows something.
+
+    Levels are all that it was trained on. Of dequantised pixels, seen so clearly that their place
+    in a bin shows, it knows nothing, and the closed form everything.
+    """
+    if not histogram.even:
+        return scale
+    return scale * over((-((FADED * histogram.width / sigma) ** 2) / 2).exp(), scale)
 
 
 def _damped(wave: Tensor, frequency: float, logsnr: Tensor) -> Tensor:

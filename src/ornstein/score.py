@@ -49,6 +49,7 @@ from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 Figures = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Parametrisation = Literal["channel", "joint"]
 FeaturesOf = Literal["x", "z"]
+CLEAR = 1e-6  # of a bin, noise that leaves nothing open about a dequantised pixel
 
 
 @part("score-model")
@@ -149,6 +150,17 @@ class ScoreModel(nn.Module):
     def truncation(self) -> Truncation:
         """Where bounds are truncated: what was asked for, or what suits the data."""
         return self._natural_truncation if self._truncation is None else self._truncation
+
+    def truncation_for(self, likelihood: Likelihood) -> Truncation:
+        """Where `evaluate` truncates a bound of this likelihood, if nobody says otherwise.
+
+        As the model is, but for dequantised pixels with a histogram: their place in a bin is known
+        in closed form however little noise there is, and a bound on the density of all variables
+        loses what it is truncated by, 2.6 bits·σ/bin and, with auxiliary variables, much more.
+        """
+        if self._truncation is not None or self.histogram is None or not likelihood.dequantised:
+            return self.truncation
+        return NoiseLevel(max(CLEAR * self.histogram.width, self.process.least_noise()))
 
     def predict(self, x_noisy: Tensor, logsnr: Tensor | float) -> Tensor:
         """E[ε_∥ | x̃]: the noise in x̃ = x + σ ε_∥ of a channel model, (B, *shape)."""

@@ -420,3 +420,44 @@ def test_dequantised_pixels_have_an_answer_of_their_own() -> None:
     ]
     assert torch.allclose(values[0].samples, values[1].samples, rtol=1e-5, atol=1e-5)
     assert model.seeing(PLAIN) is model and model.seeing(tweedie).seeing(tweedie).histogram.even
+
+
+@pytest.mark.parametrize("parametrisation", BOTH)
+@pytest.mark.parametrize("name", ["vpsde", "cld", "malda", "alda"])
+def test_the_papers_bound_is_tight_where_it_is_not_truncated(
+    name: str, parametrisation: Any
+) -> None:
+    """Independent pixels, dequantised, have log P(x) bits: a zero network gets them, whatever the
+    process. Truncated at a sixth of a bin, the same model seems to lose nearly four bits."""
+    x, process = drawn(2500, DIMS), getattr(ornstein, name)()
+    model, options = model_of(process, parametrisation), {"likelihood": Tweedie(LEVELS)}
+    exact = -law()[x].log2().mean().item()
+    sixth = NoiseLevel(2 / LEVELS / 6)
+    found = ornstein.evaluate(model, x, draws=8, quiet=True, **options)
+    coarse = ornstein.evaluate(model, x, draws=1, quiet=True, truncation=sixth, **options)
+    lost = {"alda": 0.12}.get(name, 1e-3)  # by the truncation, in closed form next to nothing
+    assert -4 * found.draw_error <= found.bits_per_dim - exact <= lost + 4 * found.draw_error
+    assert found.draw_error < 0.035
+    assert coarse.bits_per_dim - exact > {"vpsde": 0.1, "alda": 3.5}.get(name, 1.2)
+    level = model.truncation_for(Tweedie(LEVELS))
+    assert isinstance(level, NoiseLevel) and level.standard_error >= process.least_noise()
+    assert float(process.time_of_noise(process.least_noise())) > 0
+    assert model.truncation_for(PLAIN) == model.truncation
+    own = model.with_truncation(NoiseLevel(0.01))
+    assert own.truncation_for(Tweedie(LEVELS)) == NoiseLevel(0.01)
+
+
+def test_a_network_of_levels_is_left_out_inside_a_bin() -> None:
+    """In much noise it is as it was; in little, only the closed form is left."""
+    process = made("vpsde")
+    model, empty = model_of(process, gain=1.0), model_of(process)
+    even, none = (m.seeing(Tweedie(LEVELS)) for m in (model, empty))
+    x = torch.linspace(-0.9, 0.9, DIMS, dtype=F64).expand(3, DIMS)
+    sigma = torch.tensor([1e3, 0.35 * 2 / LEVELS, 1e-3], dtype=F64)
+    added, all_ = (
+        m.predict(x, -2 * sigma.log()) - n.predict(x, -2 * sigma.log())
+        for m, n in ((even, none), (model, empty))
+    )
+    assert torch.allclose(added[0], all_[0], rtol=1e-6, atol=1e-12)  # the same histogram, nearly
+    assert bool((added[2] == 0).all()) and bool((all_[2] != 0).all())
+    assert bool((added[1].abs() > 0.01).all())
