@@ -156,7 +156,7 @@ class ScoreModel(nn.Module):
 
         As the model is, but for dequantised pixels with a histogram: their place in a bin is known
         in closed form however little noise there is, and a bound on the density of all variables
-        loses what it is truncated by, 2.6 bits·σ/bin and, with auxiliary variables, much more.
+        loses what it is truncated by, 1.3 bits·σ/bin and, with auxiliary variables, much more.
         """
         if self._truncation is not None or self.histogram is None or not likelihood.dequantised:
             return self.truncation
