@@ -112,8 +112,13 @@ def test_three_hundred_processes() -> None:
     assert tally.processes == 300 and tally.first < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(5))
+PARTS = [
+    pytest.param(part, marks=pytest.mark.slow if part < 2 else pytest.mark.long)
+    for part in range(5)
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_ten_thousand_processes(part: int) -> None:
     tally = visit(2000, seed=71 + part)
     assert not tally.failures, "\n".join(tally.failures[:10])

@@ -783,8 +783,13 @@ def test_bfloat16_is_close_to_float32(kind: str) -> None:
     assert {p.dtype for p in start.process.parameters()} <= {torch.float64}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["channel", "joint"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("channel", marks=pytest.mark.long),
+        pytest.param("joint", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_is_eager(kind: str) -> None:
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler on the CPU")

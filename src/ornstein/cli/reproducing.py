@@ -35,6 +35,7 @@ tables:
   imagenet32  bits/dim of ImageNet at 32 × 32
   digits      the same on the embedded digits, for a CPU: minutes, no downloads
   answers     what a network is added to, on the digits
+  tuning      how a learned process is set up, on the digits
   runtime     what it costs to find the kernel automatically
   auxiliary   whether the auxiliary variables know anything of the data
 
