@@ -799,8 +799,13 @@ def test_channel_invariance(denoiser: ScoreModel, name: str, seed: int) -> None:
     assert abs(number) <= 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INVARIANT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if i < 12 else pytest.mark.long)
+        for i, name in enumerate(INVARIANT)
+    ],
+)
 def test_channel_invariance_closely(denoiser: ScoreModel, name: str, seed: int) -> None:
     """The same to a standard error of about 0.012 bits per dimension."""
     with torch.no_grad():

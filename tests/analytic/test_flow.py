@@ -126,7 +126,8 @@ def test_states_come_back(name: str) -> None:
     y, _ = kernel.sample(x, noise=noise)
     frame = frames.at(frames.first)
     u = frames.into(y, frame)
-    torch.testing.assert_close(frames.state(u, frame), y, rtol=1e-12, atol=1e-13)
+    # to the rounding of the largest entries, of which the others are differences
+    assert (frames.state(u, frame) - y).abs().max() < 1e-12 * y.abs().max()
     # y − r m has lost the digits of the small entries of L
     torch.testing.assert_close(frames.drawn(x, noise, frame), u, rtol=1e-9, atol=1e-9)
     expected = model.estimate(y, model.truncation.time(process)).flatten(1)
@@ -163,7 +164,7 @@ def test_one_step_is_exact_for_gaussian_data(name: str) -> None:
         ("heun3", 3, 100),
         ("bosh3", 3, 100),
         ("rk4", 4, 100),
-        ("dopri5", 5, 160),
+        ("dopri5", 5, 100),
     ],
 )
 @pytest.mark.parametrize("name", ["vpsde", "cld", "alda"])

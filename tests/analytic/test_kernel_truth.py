@@ -298,7 +298,7 @@ def test_noise_of_low_rank_is_never_noise() -> None:
 @pytest.mark.parametrize(
     ("count", "seed"),
     [
-        pytest.param(1500, 52, marks=pytest.mark.slow),
+        pytest.param(1500, 52, marks=pytest.mark.long),
         pytest.param(6000, 51, marks=pytest.mark.long),
     ],
 )

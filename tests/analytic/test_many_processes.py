@@ -113,7 +113,7 @@ def test_three_hundred_processes() -> None:
 
 
 PARTS = [
-    pytest.param(part, marks=pytest.mark.slow if part < 2 else pytest.mark.long)
+    pytest.param(part, marks=pytest.mark.slow if part < 1 else pytest.mark.long)
     for part in range(5)
 ]
 

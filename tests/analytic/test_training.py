@@ -853,8 +853,13 @@ def check_memory(kind: str, steps: int, folder: Path) -> None:
     assert sizes[1] - sizes[0] < 4 * 2**20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "steps"), [("channel", 1000), ("joint", 500)])
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        pytest.param("channel", 1000, marks=pytest.mark.long),
+        pytest.param("joint", 500, marks=pytest.mark.slow),
+    ],
+)
 def test_memory_does_not_grow(kind: str, steps: int, tmp_path: Path) -> None:
     """In a process of its own: the heap of one that ran other tests moves by itself."""
     call = f"check_memory({kind!r}, {steps}, Path({str(tmp_path)!r}))"

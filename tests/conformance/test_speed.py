@@ -129,6 +129,6 @@ def test_a_step_that_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None
         return [step.loss for step in ornstein.fit(model, x, Training(3, 8, compile=how))]
 
     wanted = losses("off")
-    monkeypatch.setattr(torch, "compile", lambda loss: compile_(loss, backend=broken))
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: compile_(loss, backend=broken))
     with pytest.warns(UserWarning, match=r"can't be compiled.*going on without.*--compile off"):
         assert losses("on") == wanted

@@ -86,7 +86,7 @@ def test_repeating_it_changes_nothing(short: Path, capsys: pytest.CaptureFixture
     assert "training.steps: before 20, now 30" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_figures_must_show(tmp_path: Path) -> None:
     """One channel model is the same under every process; a learned process is not worse than the
     best fixed one (VPSDE: benchmarks/results/digits.json has the others)."""

@@ -145,7 +145,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     check_same(tmp_path / "r", tmp_path / "whole", but=("checkpoints",))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_every_change_of_the_disk(tmp_path: Path) -> None:
     """One after the other, from the first sync to the last removal of a run."""
     call = "tests.training_helpers:hit_fitting"
