@@ -295,17 +295,11 @@ def test_noise_of_low_rank_is_never_noise() -> None:
     assert returned >= 16
 
 
-@pytest.mark.parametrize(
-    ("count", "seed"),
-    [
-        pytest.param(1500, 52, marks=pytest.mark.long),
-        pytest.param(6000, 51, marks=pytest.mark.long),
-    ],
-)
-def test_what_is_returned_is_never_noise_at_length(count: int, seed: int) -> None:
-    returned, refused, worst = never_noise(count, seed)
+@pytest.mark.long
+def test_what_is_returned_is_never_noise_at_length() -> None:
+    returned, refused, worst = never_noise(6000, seed=51)
     assert worst <= PROMISED_HYPOELLIPTIC
-    assert returned >= 2 * count // 3 and refused >= count // 3
+    assert returned >= 4000 and refused >= 2000
 
 
 # ------------------------------------------------------------------ gradients

@@ -30,6 +30,17 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def written(here: Path, **recipes: str) -> Path:
+    """A table of one's own, `mine`, with these recipes."""
+    table = here / "mine"
+    table.mkdir()
+    runs = "".join(f'[[run]]\nrecipe = "{name}"\n' for name in recipes)
+    (table / "table.toml").write_text(f'title = "Mine"\n{runs}')
+    for name, text in recipes.items():
+        (table / f"{name}.toml").write_text(text)
+    return table
+
+
 def test_dry_run(here: Path, said: Said) -> None:
     code, out, err = said("reproduce", "mnist", "--data-folder", "data", "--dry-run")
     assert code == 0, err
@@ -83,14 +94,8 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
 
 def test_a_table_in_parts(here: Path, said: Said) -> None:
     """What was found elsewhere stays, as long as its recipe does."""
-    table = here / "mine"
-    table.mkdir()
-    (table / "table.toml").write_text(
-        'title = "Mine"\n[[run]]\nrecipe = "first"\n[[run]]\nrecipe = "second"\n'
-    )
-    recipe = 'about = "{}"\n[[evaluate]]\nbound = "discrete"\n'
-    for name in ("first", "second"):
-        (table / f"{name}.toml").write_text(recipe.format(name))
+    recipe = 'about = "one of two"\n[[evaluate]]\nbound = "discrete"\n'
+    table = written(here, first=recipe, second=recipe)
     result = here / "results" / "mine-smoke.json"
 
     def after(*options: str) -> list[dict[str, Any]]:
@@ -107,21 +112,15 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
     both = after("--only", "second", "--runs", "there")  # where there is nothing of the first
     assert [run["name"] for run in both] == ["first", "second"]
     assert both[0] == first and read(result)["complete"]
-    (table / "first.toml").write_text(recipe.format("first") + 'split = "valid"\n')
+    (table / "first.toml").write_text(recipe + 'split = "valid"\n')
     assert [run["name"] for run in after("--only", "second", "--runs", "there")] == ["second"]
     again = after("--only", "first", "--runs", "here")  # where it was finished for another split
     assert again[0]["figures"][0]["split"] == "valid" and again[1] == both[1]
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
-    table = here / "mine"
-    table.mkdir()
-    (table / "table.toml").write_text(
-        'title = "Mine"\n[[run]]\nrecipe = "bad"\n[[run]]\nrecipe = "good"\n'
-    )
     good = 'about = "good"\n[[evaluate]]\nbound = "discrete"\n'
-    (table / "good.toml").write_text(good)
-    (table / "bad.toml").write_text(good + 'process = ["mine"]\n')  # a folder, but no run
+    written(here, bad=good + 'process = ["mine"]\n', good=good)  # a folder, but no run
     code, _, err = said("reproduce", "mine", *SMOKE)
     assert code == 2
     assert "1 of 2 runs failed" in err and "  bad: " in err and "mine" in err
