@@ -91,6 +91,7 @@ def test_no_synchronisation_inside_a_graph(name: str) -> None:
     s = torch.rand(64, dtype=F64, device="cuda").mul_(0.9 * process.horizon).add_(0.05)
     s.requires_grad_()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             value(process, s, "x")

@@ -333,6 +333,7 @@ def test_a_captured_sample(compiled: bool) -> None:
 
     work = torch.compile(draw, fullgraph=True) if compiled else draw
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be making s and x
     with torch.cuda.stream(stream):
         for _ in range(3):
             work(s, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -64,7 +65,10 @@ class Bench:
         with console.status("measuring …") as status:
 
             def tell(text: str) -> None:
-                status.update(f"measuring {text} …")
+                if console.is_terminal:
+                    status.update(f"measuring {text} …")
+                elif ": round " not in text:  # a log: compiling takes minutes
+                    console.print(f"{time.strftime('%H:%M:%S')}  measuring {text}", style="dim")
 
             found = bench(
                 device,
