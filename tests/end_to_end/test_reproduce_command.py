@@ -135,22 +135,28 @@ def test_killed_and_gone_on_with(here: Path) -> None:
     """SIGTERM reaches the runs, which save; the same command finishes them."""
     table = here / "mine"
     table.mkdir()
-    (table / "table.toml").write_text('title = "Mine"\n[[run]]\nrecipe = "long"\n')
+    (table / "table.toml").write_text(
+        'title = "Mine"\n[[run]]\nrecipe = "short"\n[[run]]\nrecipe = "long"\n'
+    )
     recipe = 'about = "long"\n[training]\nsteps = 2000\nbatch = 4\n'
     recipe += '[model]\nnetwork = "unet-tiny"\nwidth = 8\nmultipliers = [1, 1]\n'
     recipe += "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
     (table / "long.toml").write_text(recipe)
+    (table / "short.toml").write_text(recipe.replace("2000", "2"))
     command = ("reproduce", "mine", "--device", "cpu")
     first = helpers.start(*command, cwd=here)
     run = here / "runs/reproduce/mine/long"
     helpers.waited(lambda: helpers.reached(run, 5))
+    (early,) = read(here / "results/mine.json")["runs"]  # written as soon as a run is done
+    assert early["name"] == "short" and early["complete"] and early["steps"] == 2
     first.tell(signal.SIGTERM)
     ended = first.wait()
     assert ended.code == 143
     assert "everything is saved" in ended.err
     done = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
     assert 5 <= done < 2000
-    (found,) = read(here / "results/mine.json")["runs"]
+    short, found = read(here / "results/mine.json")["runs"]
+    assert short == early
     assert not found["complete"] and found["steps"] == done
     second = helpers.start(*command, "--minutes", "0.15", cwd=here).wait()
     assert second.code == 0
@@ -219,6 +225,7 @@ def test_published_sets_in_miniature(here: Path, said: Said) -> None:
 def test_mistakes(here: Path, said: Said) -> None:
     for words, wrong in (
         (("reproduce", "mnst"), "there is no table 'mnst'"),
+        (("reproduce", "runtme"), "Perhaps you meant 'runtime'"),
         (("reproduce", "digits", "--only", "joint-cdl"), "--only joint-cdl; expected some of"),
         (("reproduce", "digits", "--jobs", "0"), "--jobs 0; expected a whole number ≥ 1"),
         (("reproduce", "mnist", "--data-folder", "nowhere"), "nowhere"),

@@ -86,7 +86,7 @@ class Reproduce:
         if self.table in MEASURES:
             self._measure(console)
             return
-        whole = recipe.plan(self.table)
+        whole = recipe.plan(self.table, tuple(MEASURES))
         plan = self._chosen(whole)
         device = device_of(self.device)
         setting = self._setting(plan)
@@ -104,7 +104,13 @@ class Reproduce:
             return
         self._load(plan)
         until = float("inf") if self.minutes is None else time.monotonic() + 60 * self.minutes
-        pool = Pool(jobs, until, lambda errand, word: console.print(_said(errand, word)))
+
+        def tell(errand: Errand, word: str) -> None:
+            console.print(_said(errand, word))
+            if word == "done":  # whatever happens to the others
+                self._save(whole, all_)
+
+        pool = Pool(jobs, until, tell)
         stopped: Stopped | None = None
         try:
             pool.do(todo, setting.runs)
@@ -196,16 +202,25 @@ class Reproduce:
             words += [] if value is True else [str(one) for one in listed]
         return shlex.join(words)
 
+    def _save(self, plan: recipe.Plan, todo: list[Errand]) -> dict[str, Any]:
+        """What is there by now, as a record and as a table."""
+        base = self.out / self._name(plan)
+        path = base.with_name(f"{base.name}.json")
+        record = collected(plan, todo, self._typed(), self.smoke, path)
+        if record["runs"]:
+            write_text(path, json.dumps(record, indent=1, allow_nan=False))
+            rows = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
+            write_text(base.with_name(f"{base.name}.md"), "\n".join(rows) + "\n")
+        return record
+
+    def _name(self, plan: recipe.Plan) -> str:
+        return plan.name + ("-smoke" if self.smoke else "")
+
     def _write(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
-        name = plan.name + ("-smoke" if self.smoke else "")
-        before = self.out / f"{name}.json"
-        record = collected(plan, todo, self._typed(), self.smoke, before)
+        name, record = self._name(plan), self._save(plan, todo)
         if not record["runs"]:
             console.print("there is nothing to write yet", style="dim")
             return
-        write_text(self.out / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))
-        lines = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
-        write_text(self.out / f"{name}.md", "\n".join(lines) + "\n")
         pictures = _drawn(record, self.out / name)
         for errand in todo:
             for title, path in errand.pictures().items():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -220,15 +221,16 @@ class Plan:
     recipes: tuple[Recipe, ...] = field(default=(), repr=False)  # of the runs
 
 
-def plan(name: str | Path) -> Plan:
-    """A table by its name, or by the path of its folder."""
+def plan(name: str | Path, others: Sequence[str] = ()) -> Plan:
+    """A table by its name, or by the path of its folder; others: names that would do as well."""
     places = [Path(name).expanduser().resolve(), *(folder / name for folder in FOLDERS)]
     folder = next((place for place in places if (place / f"{TABLE}.toml").is_file()), None)
     if folder is None:
-        close = difflib.get_close_matches(str(name), tables(), n=1)
+        known = sorted([*tables(), *others])
+        close = difflib.get_close_matches(str(name), known, n=1)
         hint = f" Perhaps you meant {close[0]!r}." if close else ""
         raise ValueError(
-            f"there is no table {str(name)!r}; expected one of {', '.join(tables())}, or a folder "
+            f"there is no table {str(name)!r}; expected one of {', '.join(known)}, or a folder "
             f"with recipes and a {TABLE}.toml.{hint}"
         )
     path = folder / f"{TABLE}.toml"
