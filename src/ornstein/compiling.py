@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import math
 import os
 import tempfile
 import warnings
@@ -39,7 +40,8 @@ WORTH = 200_000  # examples through the network from which "auto" takes the time
 MOST_NETWORKS = 64  # that one process compiles
 MOST_GRAPHS = 4  # of one function; each has memory of its own shapes
 WARM = 2  # calls before a capture, in which libraries set themselves up
-FEW = 16  # examples by which memory is measured
+FEW = 16  # examples by which memory is measured, and a compiler is checked
+CLOSE = 0.25  # of what a network says: rounding in bfloat16 is less, a wrong kernel is more
 SHARE = 0.6  # of the free memory that a batch may take
 #: torch 2.11 and others write a buffer with some strides and read it with padded ones, silently
 #: (pytorch/pytorch#194281): nothing is padded
@@ -143,28 +145,56 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
 
 class Compiled:
-    """A function of a module and tensors by torch.compile; as it is, where that fails."""
+    """A function of a module and tensors by torch.compile; as it is, where that fails.
+
+    What was compiled is compared with the function itself, on a few examples of the first batch of
+    each shape: a compiler that is wrong says nothing.
+    """
 
     def __init__(self, function: Callable[..., Tensors]) -> None:
         self.function = function
         self._compiled: Callable[..., Tensors] | None = compiled(function, dynamic=False)
+        self._trusted: set[Any] = set()
 
     def __call__(self, *inputs: Any) -> Tensors:
         if self._compiled is None:
             return self.function(*inputs)
         try:
-            return self._compiled(*inputs)
+            found = self._compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers fail in many ways
             found = self.function(*inputs)  # a mistake of the function's own is raised here
-            self._compiled = None
-            warnings.warn(
-                f"the network can't be compiled ({first_line(error)}); going on without. "
-                "Use compile='off' (--compile off) not to try.",
-                stacklevel=2,
-            )
+            self._go_on_without(f"can't be compiled ({first_line(error)})")
             return found
+        key = tuple((t.shape, t.dtype) for t in inputs if isinstance(t, Tensor))
+        if key not in self._trusted and not _capturing(found):
+            self._trusted.add(key)
+            if not self._off(found, inputs) <= CLOSE:
+                self._go_on_without("says something else once it is compiled")
+                return self.function(*inputs)
+        return found
+
+    def _off(self, found: Tensors, inputs: Tensors) -> float:
+        """How far it is from the function, as a part of it."""
+        few = [t[:FEW] if isinstance(t, Tensor) else t for t in inputs]
+        wanted = torch.cat([t.flatten().double() for t in self.function(*few)])
+        given = torch.cat([t[:FEW].flatten().double() for t in found])
+        size, error = float(wanted.norm()), float((given - wanted).norm())
+        if not math.isfinite(size):  # of no use, compiled or not
+            return 0.0
+        return error / size if size else math.inf if error else 0.0
+
+    def _go_on_without(self, why: str) -> None:
+        self._compiled = None
+        warnings.warn(
+            f"the network {why}; going on without. Use compile='off' (--compile off) not to try.",
+            stacklevel=3,
+        )
+
+
+def _capturing(tensors: Tensors) -> bool:
+    return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
 
 
 @dataclass

@@ -36,7 +36,7 @@ from ornstein import (
     evaluate,
     sample,
 )
-from ornstein.compiling import SHARE, Captured, Compiled, Quick, batch_within, wanted
+from ornstein.compiling import FEW, SHARE, Captured, Compiled, Quick, batch_within, wanted
 from ornstein.networks import MLP
 from ornstein.sampling.sampler import EVEN, _Job, _prior, evenly
 from ornstein.sampling.way import Way
@@ -197,7 +197,7 @@ def test_batches_of_one_size(traced: None, count: int) -> None:
         expected = network(x, logsnr)
         network.sizes.clear()
         assert torch.equal(quick(x, logsnr), expected)
-    assert network.sizes == [8] * -(-count // 8)
+    assert network.sizes == [8] * (1 + -(-count // 8))  # and once, to check the compiler
     network.sizes.clear()
     assert torch.equal(quick(x, logsnr), expected)  # with gradients it is asked as it is
     assert network.sizes == [count]
@@ -242,6 +242,35 @@ def test_what_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 1 and len(calls) == 1  # once, not for each batch
     assert "can't be compiled (RuntimeError: no such kernel)" in said[0]
     assert "--compile off" in said[0]
+
+
+@pytest.mark.parametrize("factor, kept", [(1.01, True), (2.0, False), (float("nan"), False)])
+def test_a_compiler_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
+) -> None:
+    """What it makes is compared before it is believed, once for each shape."""
+    calls: list[int] = []
+
+    def compile_(function: Any, **_: Any) -> Any:
+        def wrong(*inputs: Any) -> Any:
+            calls.append(1)
+            return tuple(factor * t for t in function(*inputs))
+
+        return wrong
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    quick = Quick(Bent(), 20, compile=True, capture=False, narrow=False)
+    x, logsnr = torch.randn(50, 3), torch.zeros(50)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, plain = quick(x, logsnr), quick.network(x, logsnr)
+    said = [str(warning.message) for warning in caught]
+    if kept:
+        assert torch.equal(found, factor * plain) and not said and len(calls) == 3
+        assert quick.network.sizes == [20, 16, 20, 20, 50]
+    else:
+        assert torch.equal(found, plain) and len(calls) == 1
+        assert len(said) == 1 and "once it is compiled; going on without" in said[0]
 
 
 def test_mistakes_of_a_network_are_its_own(traced: None) -> None:
@@ -387,7 +416,8 @@ def test_bits_are_the_same(traced: None, name: str) -> None:
             model = build(network, LIKELIHOODS[name])
             found = evaluate(model, data, draws=3, batch_size=size, quiet=True, compile="on")
             assert torch.equal(found.per_example, plain.per_example)
-            assert len(set(network.sizes)) == 1
+            first = network.sizes[0]
+            assert set(network.sizes) == {first, min(FEW, first)}  # these to check the compiler
 
 
 @pytest.mark.parametrize("compile_", ["off", "on"])
