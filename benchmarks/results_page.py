@@ -17,7 +17,7 @@ from ornstein.evaluation import with_error
 from ornstein.reproduce import auxiliary, results, runtime
 
 Record = dict[str, Any]
-TABLES = ("mnist", "cifar10", "imagenet32", "digits", "answers", "tuning")
+TABLES = ("mnist", "cifar10", "tinyimagenet32", "digits", "answers", "tuning")
 MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "runtime": runtime.rows,
     "auxiliary": auxiliary.rows,

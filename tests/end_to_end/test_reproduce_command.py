@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import training_helpers as helpers
@@ -121,7 +122,9 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     good = 'about = "good"\n[[evaluate]]\nbound = "discrete"\n'
     written(here, bad=good + 'process = ["mine"]\n', good=good)  # a folder, but no run
-    code, _, err = said("reproduce", "mine", *SMOKE)
+    pixels = np.random.default_rng(0).integers(17, size=(30, 8, 8), dtype=np.uint8)
+    np.savez(here / "own.npz", train=pixels[:20], test=pixels[20:], levels=17)
+    code, _, err = said("reproduce", "mine", *SMOKE, "--data", "own.npz")
     assert code == 2
     assert "1 of 2 runs failed" in err and "  bad: " in err and "mine" in err
     record = read(here / "results" / "mine-smoke.json")
@@ -129,6 +132,8 @@ def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     bad, fine = record["runs"]
     assert (bad["complete"], len(bad["figures"])) == (False, 0)
     assert (fine["complete"], len(fine["figures"])) == (True, 1)
+    assert fine["data"]["source"] == "own.npz"
+    assert str(here) not in json.dumps(record)  # paths of this machine concern nobody
 
 
 def test_killed_and_gone_on_with(here: Path) -> None:

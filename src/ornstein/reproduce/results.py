@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def collected(
         if known is not None and (run is None or not run["complete"]):
             run = known if known.get("rests_on") == errand.rests_on() else run
         if run is not None:
-            found.append(run)
+            found.append(_portable(run, f"{Path.cwd()}{os.sep}"))
     return {
         "table": plan.name,
         "title": plan.title,
@@ -71,6 +72,15 @@ def collected(
         "runs": found,
         "provenance": provenance(),
     }
+
+
+def _portable(value: Any, here: str) -> Any:
+    """Without the folder of this machine in its paths."""
+    if isinstance(value, str):
+        return value.replace(here, "")
+    if isinstance(value, Mapping):
+        return {key: _portable(one, here) for key, one in value.items()}
+    return [_portable(one, here) for one in value] if isinstance(value, list) else value
 
 
 def _kept(path: Path | None) -> list[Record]:
