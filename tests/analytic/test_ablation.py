@@ -342,18 +342,26 @@ def test_rows() -> None:
     )
 
 
-@pytest.mark.slow
-def test_all_cases_end_to_end(tmp_path: Path) -> None:
-    """Every case, within a minute of computing; a second call does none of them again."""
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(("none", "three"), marks=pytest.mark.slow),
+        pytest.param(tuple(ablation.CASES), marks=pytest.mark.long),
+    ],
+    ids=["two", "all"],
+)
+def test_cases_end_to_end(cases: tuple[str, ...], tmp_path: Path) -> None:
+    """Within a minute of computing; a second call does none of them again."""
     out = tmp_path / "a.json"
     command = [sys.executable, "-m", "benchmarks.ablation", "--smoke", "--out", str(out)]
+    command += ["--cases", ",".join(cases)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # of which others on the machine take none
     assert ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime < 60
     record = json.loads(out.read_text())
-    assert list(record["cases"]) == list(ablation.CASES)
+    assert tuple(record["cases"]) == cases
     for name, case in record["cases"].items():
         assert case["settings"]["steps"] == 3
         assert case["provenance"]["torch"] == str(torch.__version__)

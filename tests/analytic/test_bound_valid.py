@@ -622,10 +622,15 @@ def test_valid_for_any_network(source: str, kind: str, name: str, parametrisatio
         check_case(source, kind, name, parametrisation, cut)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("parametrisation", ["channel", "joint"])
+@pytest.mark.parametrize(
+    "parametrisation",
+    [
+        pytest.param("channel", marks=pytest.mark.long),
+        pytest.param("joint", marks=pytest.mark.slow),
+    ],
+)
 def test_valid_for_all_combinations(source: str, kind: str, parametrisation: str) -> None:
     for name in PROCESSES:
         for cut in range(6):

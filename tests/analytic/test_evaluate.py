@@ -443,7 +443,13 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     ("likelihood", "parametrisation"),
-    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
+    [
+        *QUICK,
+        *(
+            pytest.param(*case, marks=pytest.mark.slow if "joint" in case else pytest.mark.long)
+            for case in OTHERS
+        ),
+    ],
 )
 def test_every_proposal_has_the_same_mean(likelihood: str, parametrisation: str) -> None:
     kind = LIKELIHOODS[likelihood]

@@ -160,8 +160,8 @@ def test_one_step_is_exact_for_gaussian_data(name: str) -> None:
     [
         ("euler", 1, 400),
         ("midpoint", 2, 200),
-        ("heun2", 2, 200),
-        ("heun3", 3, 100),
+        pytest.param("heun2", 2, 200, marks=pytest.mark.long),
+        pytest.param("heun3", 3, 100, marks=pytest.mark.long),
         ("bosh3", 3, 100),
         ("rk4", 4, 100),
         ("dopri5", 5, 100),

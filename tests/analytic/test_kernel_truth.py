@@ -187,10 +187,17 @@ RATES = {
     "linear-cosine": lambda: (Linear(0.1, 10.0), Cosine(4.0)),
     "falling-rising": lambda: (Linear(8.0, 0.5), Linear(0.5, 8.0)),
 }
+LONG = [("cosine-linear", "state"), ("linear-cosine", "state")]
 
 
-@pytest.mark.parametrize("given", ["x", "state"])
-@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize(
+    ("rates", "given"),
+    [
+        pytest.param(rates, given, marks=[pytest.mark.long] if (rates, given) in LONG else [])
+        for rates in RATES
+        for given in ("x", "state")
+    ],
+)
 def test_rates_that_do_not_commute(rates: str, given: str) -> None:
     """Full-rank and hypoelliptic processes of two and three variables under two clocks."""
     rng = np.random.default_rng([40, *map(ord, rates)])

@@ -787,7 +787,7 @@ def test_bfloat16_is_close_to_float32(kind: str) -> None:
     "kind",
     [
         pytest.param("channel", marks=pytest.mark.long),
-        pytest.param("joint", marks=pytest.mark.slow),
+        pytest.param("joint", marks=pytest.mark.long),
     ],
 )
 def test_compiled_is_eager(kind: str) -> None:
@@ -857,7 +857,7 @@ def check_memory(kind: str, steps: int, folder: Path) -> None:
     ("kind", "steps"),
     [
         pytest.param("channel", 1000, marks=pytest.mark.long),
-        pytest.param("joint", 500, marks=pytest.mark.slow),
+        pytest.param("joint", 250, marks=pytest.mark.slow),
     ],
 )
 def test_memory_does_not_grow(kind: str, steps: int, tmp_path: Path) -> None:

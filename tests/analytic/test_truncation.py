@@ -227,8 +227,13 @@ def test_compiled() -> None:
     check_compiled("learned-0", "eager")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "backend"), [("learned-1", "eager"), ("cld", "aot_eager")])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param("learned-1", "eager", marks=pytest.mark.slow),
+        pytest.param("cld", "aot_eager", marks=pytest.mark.long),
+    ],
+)
 def test_compiled_processes(name: str, backend: str) -> None:
     check_compiled(name, backend)
 

@@ -106,15 +106,13 @@ CASES = [
     ("joint", "two-rates", "discrete", None),
     ("joint", "alda", "discrete", None),
 ]
-QUICK, SLOW = (0,), (4,)  # tracing takes many seconds
+QUICK = 0  # tracing takes many seconds
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
-            case, marks=[] if i in QUICK else pytest.mark.slow if i in SLOW else pytest.mark.long
-        )
+        pytest.param(case, marks=[] if i == QUICK else pytest.mark.long)
         for i, case in enumerate(CASES)
     ],
     ids=lambda case: "-".join(str(c) for c in case[:3]),
