@@ -41,7 +41,7 @@ MOST_NETWORKS = 64  # that one process compiles
 MOST_GRAPHS = 4  # of one function; each has memory of its own shapes
 WARM = 2  # calls before a capture, in which libraries set themselves up
 FEW = 16  # examples by which memory is measured, and a compiler is checked
-CLOSE = 0.25  # of what a network says: rounding in bfloat16 is less, a wrong kernel is more
+CLOSE = 0.1  # of what a network says: rounding in bfloat16 is a tenth of it, or less
 SHARE = 0.6  # of the free memory that a batch may take
 #: torch 2.11 and others write a buffer with some strides and read it with padded ones, silently
 #: (pytorch/pytorch#194281): nothing is padded
@@ -169,18 +169,23 @@ class Compiled:
             return found
         key = tuple((t.shape, t.dtype) for t in inputs if isinstance(t, Tensor))
         if key not in self._trusted and not _capturing(found):
-            self._trusted.add(key)
             if not self._off(found, inputs) <= CLOSE:
                 self._go_on_without("says something else once it is compiled")
                 return self.function(*inputs)
+            self._trusted.add(key)
         return found
 
-    def _off(self, found: Tensors, inputs: Tensors) -> float:
-        """How far it is from the function, as a part of it."""
-        few = [t[:FEW] if isinstance(t, Tensor) else t for t in inputs]
-        wanted = torch.cat([t.flatten().double() for t in self.function(*few)])
-        given = torch.cat([t[:FEW].flatten().double() for t in found])
-        size, error = float(wanted.norm()), float((given - wanted).norm())
+    def _off(self, found: Tensors, inputs: tuple[Any, ...]) -> float:
+        """The largest error of an example, as a part of what the examples are."""
+        count = len(found[0])
+        few = torch.linspace(0, count - 1, min(FEW, count), device=found[0].device).round().long()
+        plain = self.function(*(t[few] if isinstance(t, Tensor) else t for t in inputs))
+        wanted, given = (
+            torch.cat([t.flatten(1).double() for t in side], 1)
+            for side in (plain, [t[few] for t in found])
+        )
+        size = float(wanted.square().sum(1).mean().sqrt())
+        error = float((given - wanted).square().sum(1).max().sqrt())
         if not math.isfinite(size):  # of no use, compiled or not
             return 0.0
         return error / size if size else math.inf if error else 0.0

@@ -244,9 +244,18 @@ def test_what_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--compile off" in said[0]
 
 
-@pytest.mark.parametrize("factor, kept", [(1.01, True), (2.0, False), (float("nan"), False)])
+@pytest.mark.parametrize(
+    "factor, of, kept",
+    [
+        (1.01, slice(None), True),
+        (2.0, slice(None), False),
+        (float("nan"), slice(None), False),
+        (0.0, slice(7, 9), False),  # two examples
+        (0.0, slice(17, 20), False),  # the last ones
+    ],
+)
 def test_a_compiler_that_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, factor: float, kept: bool
+    monkeypatch: pytest.MonkeyPatch, factor: float, of: slice, kept: bool
 ) -> None:
     """What it makes is compared before it is believed, once for each shape."""
     calls: list[int] = []
@@ -254,7 +263,10 @@ def test_a_compiler_that_is_wrong(
     def compile_(function: Any, **_: Any) -> Any:
         def wrong(*inputs: Any) -> Any:
             calls.append(1)
-            return tuple(factor * t for t in function(*inputs))
+            found = tuple(t.clone() for t in function(*inputs))
+            for t in found:
+                t[of] *= factor
+            return found
 
         return wrong
 

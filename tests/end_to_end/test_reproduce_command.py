@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,16 @@ def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     assert (fine["complete"], len(fine["figures"])) == (True, 1)
     assert fine["data"]["source"] == "own.npz"
     assert str(here) not in json.dumps(record)  # paths of this machine concern nobody
+    # figures of another recipe are not this one's, and are not lost
+    file = here / "results" / "mine-smoke.json"
+    table, before = here / "mine" / "good.toml", file.read_bytes()
+    table.write_text(good + "[training.optimiser]\nlr = 0.5\n")
+    code, out, err = said("reproduce", "mine", *SMOKE, "--data", "own.npz", "--only", "good")
+    assert code == 2 and "holds a run with other options" in err
+    assert "have changed since: good. They leave the table" in " ".join(out.split())
+    assert (here / "results" / "mine-smoke-before.json").read_bytes() == before
+    _, changed = read(file)["runs"]
+    assert (changed["complete"], changed["figures"]) == (False, [])
 
 
 def test_killed_and_gone_on_with(here: Path) -> None:
@@ -171,6 +184,29 @@ def test_killed_and_gone_on_with(here: Path) -> None:
     third = helpers.start(*command, cwd=here).wait()
     assert third.code == 2
     assert "holds a run with other options" in third.err and "training.steps: " in third.err
+
+
+def test_its_terminal_is_closed(here: Path) -> None:
+    """Nobody can be told any more; the runs save and leave all the same."""
+    recipe = 'about = "long"\n[training]\nsteps = 2000\nbatch = 4\n'
+    recipe += '[model]\nnetwork = "unet-tiny"\nwidth = 8\nmultipliers = [1, 1]\n'
+    recipe += "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
+    written(here, long=recipe)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ornstein", "reproduce", "mine", "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here, env=helpers.environment()
+    )
+    os.close(theirs)
+    run = here / "runs/reproduce/mine/long"
+    helpers.waited(lambda: helpers.reached(run, 5))
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) != 0
+    assert _free(run.parent / "reproduce.lock")  # nobody was left behind
+    done = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    (found,) = read(here / "results/mine.json")["runs"]
+    assert 5 <= done < 2000 and found["steps"] == done
 
 
 def test_one_at_a_time(here: Path, said: Said) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -21,8 +22,8 @@ from ornstein.cli.reading import NoHint
 from ornstein.cli.words import of_time
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
-from ornstein.reproduce.results import collected, table, where
-from ornstein.reproduce.running import Errand, Pool, Setting, Stopped, errands
+from ornstein.reproduce.results import collected, outdated, table, where
+from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, errands
 from ornstein.training import Interrupted
 from ornstein.training.distribution import device_of
 from ornstein.training.run import read_metrics
@@ -104,10 +105,12 @@ class Reproduce:
             console.print("\nnothing was done (--dry-run)", style="dim")
             return
         self._load(plan)
+        self._keep_outdated(whole, all_, console)
         until = float("inf") if self.minutes is None else time.monotonic() + 60 * self.minutes
 
         def tell(errand: Errand, word: str) -> None:
-            console.print(_said(errand, word))
+            with contextlib.suppress(OSError, SystemExit):  # a terminal or a pipe that is closed
+                console.print(_said(errand, word))
             if word == "done":  # whatever happens to the others
                 self._save(whole, all_)
 
@@ -150,10 +153,10 @@ class Reproduce:
     def _auxiliary(self) -> dict[str, Any]:
         """Presets, the paper's examples, and learned processes that are there."""
         processes = auxiliary.known()
-        for config in sorted((self.runs or Path("runs/reproduce")).glob("**/config.json")):
-            if "joint-learned" in config.parent.name and (config.parent / "metrics.jsonl").exists():
-                name = f"{config.parent.parent.name}, {config.parent.name}"
-                processes[name] = auxiliary.of_run(config.parent)
+        for done in sorted((self.runs or Path("runs/reproduce")).glob(f"**/{DONE}")):
+            folder = done.parent  # one that is trained: that is noted there
+            if "joint-learned" in folder.name and any(folder.glob("checkpoints/step-*")):
+                processes[f"{folder.parent.name}, {folder.name}"] = auxiliary.of_run(folder)
         return auxiliary.auxiliary(processes, VARIANCE)
 
     def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
@@ -202,6 +205,18 @@ class Reproduce:
             listed = value if isinstance(value, tuple) else [value]
             words += [] if value is True else [str(one) for one in listed]
         return shlex.join(words)
+
+    def _keep_outdated(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
+        """A copy of results that can't stay in the table."""
+        path = self.out / f"{self._name(plan)}.json"
+        names = outdated(todo, path)
+        if names:
+            kept = path.with_name(f"{path.stem}-before.json")
+            shutil.copyfile(path, kept)
+            console.print(
+                f"{path} has runs of recipes that have changed since: {', '.join(names)}. They "
+                f"leave the table; {kept} keeps them."
+            )
 
     def _save(self, plan: recipe.Plan, todo: list[Errand]) -> dict[str, Any]:
         """What is there by now, as a record and as a table."""

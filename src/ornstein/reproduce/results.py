@@ -22,7 +22,8 @@ from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
 from ornstein.reproduce.recipe import Plan
 from ornstein.reproduce.running import Errand
-from ornstein.training.reading import RunSummary, read_run
+from ornstein.training.opening import open_model
+from ornstein.training.reading import MODEL, RunSummary, read_run
 
 Record = dict[str, Any]
 FIGURES = (
@@ -74,6 +75,12 @@ def collected(
     }
 
 
+def outdated(errands: Sequence[Errand], before: Path) -> list[str]:
+    """Runs of an earlier record that will leave it: their recipes, or their bounds, are others."""
+    older = {run["name"]: run.get("rests_on") for run in _kept(before)}
+    return [e.name for e in errands if e.name in older and older[e.name] != e.rests_on()]
+
+
 def _portable(value: Any, here: str) -> Any:
     """Without the folder of this machine in its paths."""
     if isinstance(value, str):
@@ -100,8 +107,9 @@ def _run(errand: Errand) -> Record | None:
         return None
     run = read_run(errand.folder, errand.name)
     training = run.config.get("training", {})
-    figures = _figures(errand)
-    finished = errand.finished() == len(errand.commands)
+    done = errand.finished()
+    figures = _figures(errand, done)
+    finished = done == len(errand.commands)
     return {
         "name": errand.name,
         "recipe": errand.recipe.name,
@@ -123,7 +131,7 @@ def _run(errand: Errand) -> Record | None:
         "precision": training.get("precision"),
         "data": run.config.get("data"),
         "experiment": run.config.get("experiment"),
-        "learned": _learned(run),
+        "learned": _learned(run, trained=done > 0),
         "model": run.config.get("model"),
         "provenance": _origin(run),
         "figures": figures,
@@ -148,15 +156,27 @@ def _origin(run: RunSummary) -> Record:
     return dict(made[-1] if made else run.provenance)
 
 
-def _learned(run: RunSummary) -> Record | None:
-    """Q and D at the end, where they were learned."""
+def _learned(run: RunSummary, trained: bool) -> Record | None:
+    """Q and D where they were learned: of the model that is evaluated, its averaged best.
+
+    Until it is trained, and where its weights are elsewhere, the last of its log.
+    """
     lines = [line for line in run.training if "Q" in line and "D" in line]
-    return {"Q": lines[-1]["Q"], "D": lines[-1]["D"]} if lines else None
+    if not lines:
+        return None
+    last = {"Q": lines[-1]["Q"], "D": lines[-1]["D"], "of": "the last step, not averaged"}
+    if not (trained and any(run.folder.glob(f"checkpoints/*/{MODEL}"))):
+        return last
+    opened = open_model(run.folder)
+    process: Any = opened.model.process  # a Diffusion, with matrices
+    with torch.no_grad():
+        return {"Q": process.Q.tolist(), "D": process.D.tolist(), "of": "the best step, averaged"}
 
 
-def _figures(errand: Errand) -> list[Record]:
+def _figures(errand: Errand, done: int) -> list[Record]:
+    """Of the commands that are done, the first of which is the training."""
     found = []
-    for title, folder in errand.looks().items():
+    for title, folder in list(errand.looks().items())[: max(0, done - 1)]:
         listed = next(one.process for one in errand.recipe.evaluate if one.title == title)
         records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
         for name in listed or ("own",):

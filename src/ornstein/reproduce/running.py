@@ -23,6 +23,7 @@ from typing import Any
 
 from ornstein.files import locked, write_text
 from ornstein.reproduce.recipe import Bits, Grid, Plan, Planned, Recipe
+from ornstein.score import CLEAR
 from ornstein.training.run import FREE
 
 LOG, DONE, TABLE, LOCK = "log.txt", "done.json", "table", "reproduce.lock"
@@ -137,8 +138,18 @@ def _errand(name: str, recipe: Recipe, planned: Planned, seed: int, setting: Set
     for verb, one, place in asked:
         command = [verb, str(folder), "--out", str(place), *one.arguments()]
         commands.append([*command, *setting.options("device")])
-        keys.append(shlex.join([verb, *one.arguments()]))
+        keys.append(shlex.join([verb, *one.arguments()]) + _rule(one))
     return Errand(name, recipe, planned, seed, folder, tuple(map(tuple, commands)), tuple(keys))
+
+
+def _rule(one: Bits | Grid) -> str:
+    """How a bound is evaluated where its options leave that open: a figure by another is another's.
+
+    Without a truncation of its own `tweedie` begins at a part of a bin (score.CLEAR).
+    """
+    if isinstance(one, Grid) or one.bound != "tweedie":
+        return ""
+    return f" from {CLEAR:g} bins" if one.noise_level is one.fixed_time is None else ""
 
 
 def _decisive(recipe: Recipe) -> dict[str, Any]:
@@ -275,8 +286,10 @@ class Pool:
     def _end(self) -> None:
         """Let all of them save and leave."""
         for one in self.doing:
-            self.tell(one.errand, "stopping")
             one.process.terminate()
+        for one in self.doing:
+            with contextlib.suppress(OSError):  # nobody to tell: its terminal is closed
+                self.tell(one.errand, "stopping")
         until = time.monotonic() + GRACE
         for one in self.doing:
             try:
