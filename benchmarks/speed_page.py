@@ -29,6 +29,9 @@ def of_part(part: Part, cuda: bool) -> Iterable[str]:
         if table.notes:
             yield f"({'; '.join(table.notes)})"
             yield ""
+    p = part.provenance
+    if p:
+        yield f"({p['date']}, commit {p['commit']})"
 
 
 def ratios(part: Part) -> Iterable[str]:

@@ -86,7 +86,16 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
             parts = [figure[part] for part in ("prior", "diffusion", "reconstruction")]
             assert figure["bits_per_dim"] == pytest.approx(sum(parts), abs=1e-9)
             assert (figure["draws"], figure["examples"], figure["split"]) == (2, 4, "test")
+    own = learned["figures"][0]
+    for figure in channel["figures"][:4]:  # paired with the first joint run that there is
+        apart, against = figure["bits_per_dim"] - own["bits_per_dim"], figure["against"]
+        assert against["run"] == "joint-learned-1" and against["examples"] == 4
+        assert against["difference"] == pytest.approx(apart, abs=1e-12) != 0
+        assert 0 < against["standard_error"]
+    assert (own["against"]["difference"], own["against"]["standard_error"]) == (0, 0)
+    assert all("against" not in figure for figure in channel["figures"][4:])  # of the first look
     table = (here / "results" / "digits-smoke.md").read_text(encoding="utf-8")
+    assert "| bits/dim, tweedie | discrete, minus joint-learned-1 |" in table
     assert "| channel, under alda | 3 |" in table and "| joint, learned-1 | 2 |" in table
     log = folder / "digits" / "channel" / "log.txt"
     before = log.read_text()

@@ -20,6 +20,7 @@ from ornstein.evaluation import with_error
 from ornstein.parts import rebuilt
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
+from ornstein.reproduce import pairing
 from ornstein.reproduce.recipe import Plan
 from ornstein.reproduce.running import Errand
 from ornstein.training.opening import open_model
@@ -62,6 +63,7 @@ def collected(
         if known is not None and (run is None or not run["complete"]):
             run = known if known.get("rests_on") == errand.rests_on() else run
         if run is not None:
+            run = run if run is known else _compared(run, errand, errands)
             found.append(_portable(run, f"{Path.cwd()}{os.sep}"))
     return {
         "table": plan.name,
@@ -73,6 +75,33 @@ def collected(
         "runs": found,
         "provenance": provenance(),
     }
+
+
+def _compared(run: Record, errand: Errand, errands: Sequence[Errand]) -> Record:
+    """With each figure of its first look beside that of the first joint run that has one."""
+    look = next(iter(errand.looks()), None)
+    others = [e for e in errands if look in e.looks() and e.finished() > 1]
+    joint = [e for e in others if e.recipe.experiment.model.parametrisation == "joint"]
+    if look is None or not others:
+        return run
+    base, mine = (joint or others)[0], _files(errand, look)
+    other = pairing.read(next(iter(_files(base, look).values())))
+    figures = []
+    for figure in run["figures"]:
+        if figure["look"] == look:
+            apart = pairing.difference(pairing.read(mine[figure["asked"]]), other)
+            figure = figure if apart is None else {**figure, "against": {"run": base.name, **apart}}
+        figures.append(figure)
+    return {**run, "figures": figures}
+
+
+def _files(errand: Errand, look: str) -> dict[str, Path]:
+    """The files of a look, by the process that was asked for, in the recipe's order."""
+    listed = next(one.process for one in errand.recipe.evaluate if one.title == look)
+    found = {}
+    for path in errand.looks()[look].glob("*.json"):
+        found[json.loads(path.read_text(encoding="utf-8")).get("asked")] = path
+    return {name: found[name] for name in listed or ("own",) if name in found}
 
 
 def outdated(errands: Sequence[Errand], before: Path) -> list[str]:
@@ -176,13 +205,10 @@ def _learned(run: RunSummary, trained: bool) -> Record | None:
 def _figures(errand: Errand, done: int) -> list[Record]:
     """Of the commands that are done, the first of which is the training."""
     found = []
-    for title, folder in list(errand.looks().items())[: max(0, done - 1)]:
-        listed = next(one.process for one in errand.recipe.evaluate if one.title == title)
-        records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
-        for name in listed or ("own",):
-            for record in records:
-                if record.get("asked") == name:
-                    found.append({"look": title, **{key: record.get(key) for key in FIGURES}})
+    for look in list(errand.looks())[: max(0, done - 1)]:
+        for path in _files(errand, look).values():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            found.append({"look": look, **{key: record.get(key) for key in FIGURES}})
     return found
 
 
@@ -193,7 +219,9 @@ def table(record: Mapping[str, Any]) -> list[str]:
     """Bits per dimension of all runs, one line for each process: lines of Markdown."""
     looks = list(dict.fromkeys(f["look"] for run in record["runs"] for f in run["figures"]))
     paper = any(run["paper"] is not None for run in record["runs"])
-    heads = ["", "K", *map(_head, looks), *(["the paper"] if paper else []), "weights", "budget"]
+    apart = _apart(record)
+    heads = ["", "K", *map(_head, looks), *([apart] if apart else [])]
+    heads += [*(["the paper"] if paper else []), "weights", "budget"]
     lines = [row(heads), row(["---"] * len(heads))]
     titles = [_title(run, run["process"], 1) for run in record["runs"]]
     for run, title in zip(record["runs"], titles, strict=True):
@@ -202,11 +230,26 @@ def table(record: Mapping[str, Any]) -> list[str]:
         for asked, process in (processes or {"own": run["process"]}).items():
             cells = [_title(run, process, len(processes)) + name, _variables(run, process)]
             cells += [_cell(run["figures"], look, asked) for look in looks]
+            if apart:
+                own = [
+                    f["against"] for f in run["figures"] if f["asked"] == asked and "against" in f
+                ]
+                own = [one for one in own if apart.endswith(f", minus {one['run']}")]
+                cells.append(pairing.shown(own[0]) if own else "")
             if paper:
                 cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
             cells += [_count(run["parameters"]), _budget(run)]
             lines.append(row(cells))
     return lines
+
+
+def _apart(record: Mapping[str, Any]) -> str:
+    """What stands above differences, where there are any but to itself."""
+    found = [(f, run) for run in record["runs"] for f in run["figures"] if f.get("against")]
+    if not any(figure["against"]["run"] != run["name"] for figure, run in found):
+        return ""
+    figure, _ = found[0]
+    return f"{worded(figure['look'])}, minus {figure['against']['run']}"
 
 
 def where(record: Mapping[str, Any]) -> str:

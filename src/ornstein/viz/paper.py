@@ -222,14 +222,19 @@ def bound_bars(rows: Sequence[Record], title: str = "") -> Figure:
     far = [value for value in values if value > limit]
     rooms = [LETTER * _longest(rows, limit, near) for near in (True, False)]
     step = 0.19 * len(kinds) + 0.16  # inches of a model
-    high, wide = 1.75 + step * len(rows), 8.8
+    wide = 8.8
+    columns = len(kinds)
+    while columns > 1 and _width([_words(kind) for kind in kinds], columns) > wide - 0.3:
+        columns -= 1
+    more = 0.24 * (math.ceil(len(kinds) / columns) - 1)  # inches of further lines of the legend
+    high = 1.75 + more + step * len(rows)
     figure = style.blank(wide, high)
     panels = list(figure.subplots(1, 1 + bool(far), squeeze=False)[0])
     left = 0.4 + 0.085 * max(len(str(row["name"])) for row in rows)
     beyond = rooms[1] + (0.6 if len(set(far)) < 2 else 1.1) if far else 0.0
     widths = [wide - 0.25 - left - (beyond + GAP if far else 0.0), beyond]
     for axes, start, width in zip(panels, (left, wide - 0.25 - beyond), widths, strict=False):
-        axes.set_position((start / wide, 0.55 / high, width / wide, 1 - 1.7 / high))
+        axes.set_position((start / wide, 0.55 / high, width / wide, 1 - (1.7 + more) / high))
     _heading(figure, title or "Bits per dimension, upper bounds")
     looks = _looks(kinds)
     for axes, near, width, room in zip(panels, (True, False), widths, rooms, strict=False):
@@ -254,7 +259,7 @@ def bound_bars(rows: Sequence[Record], title: str = "") -> Figure:
         ],
         loc="upper left",
         bbox_to_anchor=(0.12 / wide, 1 - 0.62 / high),
-        ncols=len(kinds),
+        ncols=columns,
         frameon=False,
         fontsize=SIZE,
         labelcolor=INK,
@@ -262,6 +267,13 @@ def bound_bars(rows: Sequence[Record], title: str = "") -> Figure:
         columnspacing=1.1,
     )
     return figure
+
+
+def _width(words: Sequence[str], columns: int) -> float:
+    """Inches of a legend, which is filled column by column."""
+    lines = math.ceil(len(words) / columns)
+    longest = [max(map(len, words[i : i + lines])) for i in range(0, len(words), lines)]
+    return sum(0.42 + 1.15 * LETTER * length for length in longest)
 
 
 def bars_of(record: Record) -> list[Record]:
