@@ -91,7 +91,7 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
         apart, against = figure["bits_per_dim"] - own["bits_per_dim"], figure["against"]
         assert against["run"] == "joint-learned-1" and against["examples"] == 4
         assert against["difference"] == pytest.approx(apart, abs=1e-12) != 0
-        assert 0 < against["standard_error"]
+        assert against["standard_error"] > 0
     assert (own["against"]["difference"], own["against"]["standard_error"]) == (0, 0)
     assert all("against" not in figure for figure in channel["figures"][4:])  # of the first look
     table = (here / "results" / "digits-smoke.md").read_text(encoding="utf-8")

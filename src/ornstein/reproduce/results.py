@@ -231,10 +231,8 @@ def table(record: Mapping[str, Any]) -> list[str]:
             cells = [_title(run, process, len(processes)) + name, _variables(run, process)]
             cells += [_cell(run["figures"], look, asked) for look in looks]
             if apart:
-                own = [
-                    f["against"] for f in run["figures"] if f["asked"] == asked and "against" in f
-                ]
-                own = [one for one in own if apart.endswith(f", minus {one['run']}")]
+                pairs = [f.get("against") for f in run["figures"] if f["asked"] == asked]
+                own = [one for one in pairs if one and apart.endswith(f", minus {one['run']}")]
                 cells.append(pairing.shown(own[0]) if own else "")
             if paper:
                 cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
