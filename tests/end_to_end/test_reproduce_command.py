@@ -185,37 +185,26 @@ def test_killed_and_gone_on_with(here: Path) -> None:
     short, found = read(here / "results/mine.json")["runs"]
     assert short == early
     assert not found["complete"] and found["steps"] == done
-    second = helpers.start(*command, "--minutes", "0.15", cwd=here).wait()
-    assert second.code == 0
-    starts = (run / "starts.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in starts] == [0, done]
-    (table / "long.toml").write_text(recipe.replace("2000", "1"))
-    third = helpers.start(*command, cwd=here).wait()
-    assert third.code == 2
-    assert "holds a run with other options" in third.err and "training.steps: " in third.err
-
-
-def test_its_terminal_is_closed(here: Path) -> None:
-    """Nobody can be told any more; the runs save and leave all the same."""
-    recipe = 'about = "long"\n[training]\nsteps = 2000\nbatch = 4\n'
-    recipe += '[model]\nnetwork = "unet-tiny"\nwidth = 8\nmultipliers = [1, 1]\n'
-    recipe += "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
-    written(here, long=recipe)
+    over = helpers.start(*command, "--minutes", "1e-6", cwd=here).wait()
+    assert over.code == 0 and "the time is over; repeat the command to go on" in over.out
+    # going on, its terminal is closed: nobody can be told, and the runs save all the same
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "ornstein", "reproduce", "mine", "--device", "cpu"]
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here, env=helpers.environment()
+    words = [sys.executable, "-m", "ornstein", *command]
+    second = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=here, env=helpers.environment()
     )
     os.close(theirs)
-    run = here / "runs/reproduce/mine/long"
-    helpers.waited(lambda: helpers.reached(run, 5))
+    helpers.waited(lambda: helpers.reached(run, done + 5))
     os.close(ours)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(60) != 0
+    second.send_signal(signal.SIGHUP)
+    assert second.wait(60) != 0
     assert _free(run.parent / "reproduce.lock")  # nobody was left behind
-    done = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-    (found,) = read(here / "results/mine.json")["runs"]
-    assert 5 <= done < 2000 and found["steps"] == done
+    starts = (run / "starts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in starts] == [0, done]
+    end = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    short, found = read(here / "results/mine.json")["runs"]
+    assert short == early
+    assert not found["complete"] and done + 5 <= found["steps"] == end < 2000
 
 
 def test_one_at_a_time(here: Path, said: Said) -> None:
