@@ -1,8 +1,7 @@
 # Everything lives in .venv, which is built on first use. Needs make and Python with venv, no more.
 
 PYTHON ?= python3
-# Python compiles what is imported: of torch and the others that is a small part
-PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 BIN := .venv/bin
 
 .PHONY: quickstart test test-long test-quick lint format bench clean
