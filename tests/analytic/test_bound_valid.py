@@ -467,8 +467,13 @@ def test_tight_in_other_ways(name: str) -> None:
     check_other_ways(name, 384, 16)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["alda", "malda", "coupled-v0", "random-3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("alda", "random-3")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("malda", "coupled-v0")),
+    ],
+)
 def test_tight_in_other_ways_with_many_draws(name: str) -> None:
     """To 0.006 bits a pixel."""
     check_other_ways(name, 2048, 24)

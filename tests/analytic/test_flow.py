@@ -193,7 +193,15 @@ def test_the_eighth_order(name: str) -> None:
 # ---------------------------------------------------------------- steps that are chosen
 
 
-@pytest.mark.parametrize("name", ["vpsde", "vesde", "cld", "malda", "learned-2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vpsde",
+        "cld",
+        "learned-2",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("vesde", "malda")),
+    ],
+)
 def test_smaller_tolerances_smaller_errors(name: str) -> None:
     """In proportion, within a factor of 30, and with steps that only rise."""
     model = misjudged(PROCESSES[name])
