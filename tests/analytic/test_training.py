@@ -724,7 +724,13 @@ SIMPLE = {
 }
 
 
-@pytest.mark.parametrize("objective", SIMPLE)
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "mism" else pytest.mark.long)
+        for name in SIMPLE
+    ],
+)
 def test_other_objectives_teach_the_same(objective: str) -> None:
     """Their own loss falls on examples never seen, and what they learn is a score: a good bound."""
     start = plane(ornstein.vpsde(), "channel")

@@ -65,7 +65,7 @@ def test_a_time_that_is_over_and_other_mistakes(tmp_path: Path, said: Said) -> N
     assert code == 2 and "wrote. Remove it, or choose another" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_of_it_at_a_glance(tmp_path: Path, said: Said) -> None:
     """Every part; several processes make more steps than one, and a stock step is comparable."""
     file = tmp_path / "bench.json"
