@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy
 import torch
 
+FIGURES = ("results", "benchmarks/results", "docs")  # of a checkout
+
 
 def provenance() -> dict[str, str]:
     """A flat record of what ran, on what, and when."""
@@ -39,10 +41,14 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """ORNSTEIN_COMMIT if it is set, else this checkout's, marked where files differ from it."""
+    """ORNSTEIN_COMMIT if it is set, else this checkout's, marked where files differ from it.
+
+    Figures don't count: a table that is under way writes them, and nothing rests on them.
+    """
     if "ORNSTEIN_COMMIT" in os.environ:  # for copies of a checkout without its history
         return os.environ["ORNSTEIN_COMMIT"]
     folder = Path(__file__).resolve().parent
+    status = ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"]
     try:
         head = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"],
@@ -52,7 +58,7 @@ def _commit() -> str:
             check=True,
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"],
+            [*status, "--", ":/", *(f":(top,exclude){place}" for place in FIGURES)],
             capture_output=True,
             text=True,
             timeout=10,
