@@ -221,6 +221,19 @@ def test_copies_share_what_was_compiled(traced: None) -> None:
     assert counter.frame_count == 1
 
 
+def asked(
+    monkeypatch: pytest.MonkeyPatch, compile_: Any, size: int, count: int
+) -> tuple[Quick, Tensor, Tensor, list[str]]:
+    """A network behind a compiler of ours: what it says, what it says by itself, and warnings."""
+    monkeypatch.setattr(torch, "compile", compile_)
+    quick = Quick(Bent(), size, compile=True, capture=False, narrow=False)
+    x, logsnr = torch.randn(count, 3), torch.zeros(count)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, plain = quick(x, logsnr), quick.network(x, logsnr)
+    return quick, found, plain, [str(warning.message) for warning in caught]
+
+
 def test_what_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -231,14 +244,8 @@ def test_what_can_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return raising
 
-    monkeypatch.setattr(torch, "compile", broken)
-    quick = Quick(Bent(), 4, compile=True, capture=False, narrow=False)
-    x, logsnr = torch.randn(9, 3), torch.zeros(9)
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = quick(x, logsnr)
-        assert torch.equal(found, quick.network(x, logsnr))
-    said = [str(warning.message) for warning in caught]
+    _, found, plain, said = asked(monkeypatch, broken, 4, 9)
+    assert torch.equal(found, plain)
     assert len(said) == 1 and len(calls) == 1  # once, not for each batch
     assert "can't be compiled (RuntimeError: no such kernel)" in said[0]
     assert "--compile off" in said[0]
@@ -270,13 +277,7 @@ def test_a_compiler_that_is_wrong(
 
         return wrong
 
-    monkeypatch.setattr(torch, "compile", compile_)
-    quick = Quick(Bent(), 20, compile=True, capture=False, narrow=False)
-    x, logsnr = torch.randn(50, 3), torch.zeros(50)
-    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found, plain = quick(x, logsnr), quick.network(x, logsnr)
-    said = [str(warning.message) for warning in caught]
+    quick, found, plain, said = asked(monkeypatch, compile_, 20, 50)
     if kept:
         assert torch.equal(found, factor * plain) and not said and len(calls) == 3
         assert quick.network.sizes == [20, 16, 20, 20, 50]

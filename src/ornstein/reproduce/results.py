@@ -219,8 +219,13 @@ def table(record: Mapping[str, Any]) -> list[str]:
     """Bits per dimension of all runs, one line for each process: lines of Markdown."""
     looks = list(dict.fromkeys(f["look"] for run in record["runs"] for f in run["figures"]))
     paper = any(run["paper"] is not None for run in record["runs"])
-    apart = _apart(record)
-    heads = ["", "K", *map(_head, looks), *([apart] if apart else [])]
+    base = _base(record)
+    heads = [
+        "",
+        "K",
+        *map(_head, looks),
+        *([f"{worded(base[0])}, minus {base[1]}"] if base else []),
+    ]
     heads += [*(["the paper"] if paper else []), "weights", "budget"]
     lines = [row(heads), row(["---"] * len(heads))]
     titles = [_title(run, run["process"], 1) for run in record["runs"]]
@@ -230,9 +235,9 @@ def table(record: Mapping[str, Any]) -> list[str]:
         for asked, process in (processes or {"own": run["process"]}).items():
             cells = [_title(run, process, len(processes)) + name, _variables(run, process)]
             cells += [_cell(run["figures"], look, asked) for look in looks]
-            if apart:
+            if base:
                 pairs = [f.get("against") for f in run["figures"] if f["asked"] == asked]
-                own = [one for one in pairs if one and apart.endswith(f", minus {one['run']}")]
+                own = [one for one in pairs if one and one["run"] == base[1]]
                 cells.append(pairing.shown(own[0]) if own else "")
             if paper:
                 cells.append("" if run["paper"] is None else f"{run['paper']:.2f}")
@@ -241,13 +246,13 @@ def table(record: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _apart(record: Mapping[str, Any]) -> str:
-    """What stands above differences, where there are any but to itself."""
+def _base(record: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The look and the run that others are compared with, where there are any."""
     found = [(f, run) for run in record["runs"] for f in run["figures"] if f.get("against")]
     if not any(figure["against"]["run"] != run["name"] for figure, run in found):
-        return ""
+        return None
     figure, _ = found[0]
-    return f"{worded(figure['look'])}, minus {figure['against']['run']}"
+    return figure["look"], figure["against"]["run"]
 
 
 def where(record: Mapping[str, Any]) -> str:
