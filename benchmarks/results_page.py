@@ -29,8 +29,9 @@ PICTURES = {
     "cifar10": ("cifar10-bits.png", "Bits per dimension of CIFAR-10, ours and the paper's"),
     "auxiliary": ("auxiliary.png", "What auxiliary variables know of x, over time"),
     "digits": ("digits-bits.png", "Bits per dimension of the digits"),
-    "where": ("digits-where.png", "Bits per unit of log SNR, over log SNR"),
 }
+#: curves of where the bits are, by the table they belong to
+CURVES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}
 NAMES = (*TABLES, "efficiency", "samples", "where", *MEASURES)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
@@ -79,6 +80,15 @@ def samples(pictures: Path) -> Iterable[str]:
         yield f"![Samples: {path.stem.removeprefix('cifar10-')}](../results/{path.name})"
 
 
+def where(pictures: Path) -> Iterable[str]:
+    """Curves that are there."""
+    for name, data in CURVES.items():
+        file = f"{name}-where.png"
+        if (pictures / file).exists():
+            yield f"![Bits per unit of log SNR, over log SNR, of {data}](../results/{file})"
+            yield ""
+
+
 def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
     """What stands in one place."""
     if name in TABLES and name in found:
@@ -91,6 +101,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield from efficiency(found["cifar10"])
     elif name == "samples":
         yield from samples(pictures)
+    elif name == "where":
+        yield from where(pictures)
     if name in PICTURES and (pictures / PICTURES[name][0]).exists():
         file, text = PICTURES[name]
         yield ""
