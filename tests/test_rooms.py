@@ -45,6 +45,7 @@ ROOMS = [
     "pilot",
     "examples",
     "ledger",
+    "work",
     "evaluation",
     "sampling",
     "ode",

@@ -8,8 +8,9 @@ Two errors are told apart. With x_i the mean of example i's draws and N examples
 Draws are stratified in time over all examples, which takes away what comes from time alone. So the
 draws' variance is estimated from neighbours in time: how much two draws at nearly the same log SNR
 differ, each measured from its own example's mean. Where no proposal for times is given, one is
-fitted to the first examples and then held fixed, so that the estimate stays unbiased; and so is the
-use of a control variate, the noise in the Gaussian answer's error, whose mean is known.
+fitted to the first examples and then held fixed, so that the estimate stays unbiased. The same
+holds for two control variates, whose means are known: the noise in the Gaussian answer's error, and
+what error is to be expected at a time.
 
 Every random number is a function of (seed, pass, example). A run that was interrupted goes on where
 it was, and several processes under `torch.distributed` share the examples, with the same result.
@@ -17,41 +18,30 @@ it was, and several processes under `torch.distributed` share the examples, with
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
 import math
-import warnings
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ornstein import compiling, pilot
-from ornstein.compiling import Compile, Precision, Quick
-from ornstein.draws import Counted
-from ornstein.examples import Source, as_bytes, marks_of
+from ornstein import compiling
+from ornstein.compiling import Compile, Precision
+from ornstein.examples import Source
 from ornstein.files import write_text
-from ornstein.ledger import Ledger, Rows, agree, gathered, processes
+from ornstein.ledger import Ledger, Rows, gathered
 from ornstein.likelihood import Likelihood
-from ornstein.objectives import elbo
-from ornstein.process import Process
 from ornstein.provenance import provenance
 from ornstein.score import ScoreModel
-from ornstein.terms import Bound, natural_times
 from ornstein.times import Times
 from ornstein.transition import Given
 from ornstein.truncation import Truncation, check_truncation, ends
-
-FORMAT = 1  # of the files that an evaluation leaves behind
-USUAL = 256  # examples times draws at a time on a CPU
-MOST = 4096  # on a GPU, at most
+from ornstein.work import USUAL, Work, batch_by_memory, one_pass, proposal
 
 
 @dataclass(frozen=True)
@@ -205,13 +195,13 @@ def evaluate(
         store = Ledger(folder, settings, save_every)
         with torch.no_grad(), compiling.arithmetic(precision):
             if batch_size is None and model.process.device.type == "cuda":
-                work.batch_size = _batch_by_memory(work, source)
+                work.batch_size = batch_by_memory(work, source)
             work.hasten(source, compile, precision)
             share = max(1, work.batch_size // draws)  # the same for all processes
-            work.times = _proposal(work, source, times, store)
+            work.times = proposal(work, source, times, store)
             passes = 1 if target_error is None else max_draws // draws
             for number in range(passes):
-                count = _one_pass(work, source, store, number, share)
+                count = one_pass(work, source, store, number, share)
                 # a folder may know more than was asked for
                 rows = store.rows.part(number, count)
                 rows = gathered(rows, draws, model.process.device).ordered()
@@ -233,196 +223,6 @@ def evaluate(
                     "draws per example (max_draws)"
                 )
     return result
-
-
-# ---------------------------------------------------------------- the work
-
-
-Part = tuple[Tensor, Bound]  # which examples of a batch, and their bounds
-
-
-@dataclass
-class Work:
-    """What is computed for an example."""
-
-    model: ScoreModel
-    given: Given
-    likelihood: Likelihood
-    truncation: Truncation
-    seed: int
-    draws: int
-    batch_size: int
-    times: Times | None = None
-    control: pilot.Control | None = None
-    quick: Quick | None = None  # its network, where that is not asked as it is
-
-    def hasten(self, source: Source, compile: Compile, precision: Precision) -> None:
-        """Let the network be compiled and captured, as asked for."""
-        network, where, size = self.model.network, self.model.process.device, self.batch_size
-        rows = 0  # of a loader nobody knows
-        if isinstance(source.data, Tensor):
-            rows = len(source.data[: source.limit]) * self.draws
-        self.quick = compiling.quick(network, size, where, compile, precision, rows)
-        if self.quick is not None:
-            _, first = next(source.batches(size))  # of a loader none is larger
-            self.quick.resize(min(size, len(first) * self.draws))
-            self.model = compiling.with_network(self.model, self.quick)
-
-    def halve(self, error: torch.OutOfMemoryError) -> None:
-        """Go on with half as much at a time."""
-        if self.batch_size <= self.draws:
-            raise error
-        self.batch_size = max(self.draws, self.batch_size // 2)
-        if self.quick is not None:
-            self.quick.resize(min(self.quick.size, self.batch_size))
-        warnings.warn(
-            f"not enough memory ({str(error).splitlines()[0]}); going on with {self.batch_size} "
-            "examples times draws at a time",
-            stacklevel=4,
-        )
-
-    def bounds(self, x: Tensor, index: Tensor, first: int, number: int) -> Iterator[Part]:
-        """Of these examples of a batch, a few at a time; of less where memory is short."""
-        while len(index):
-            chunk = index[: max(1, self.batch_size // self.draws)]
-            try:
-                bound = self.bound(x[chunk], first + chunk, number)
-            except torch.OutOfMemoryError as error:
-                self.halve(error)
-                continue
-            index = index[len(chunk) :]
-            yield chunk, bound
-
-    def bound(self, x: Tensor, index: Tensor, number: int) -> Bound:
-        """Of these examples in this pass."""
-        with_control = self.control is not None
-        found = self._elbo(x, index, number, self.draws, self.times, with_control)
-        return found if self.control is None else found.controlled(self.control(found.logsnr))
-
-    def look(self, x: Tensor, index: Tensor, times: Times) -> Bound:
-        """For the pilot, before the first pass."""
-        return self._elbo(x, index, -1, pilot.DRAWS, times, True)
-
-    def _elbo(
-        self,
-        x: Tensor,
-        index: Tensor,
-        number: int,
-        draws: int,
-        times: Times | None,
-        control: bool,
-    ) -> Bound:
-        where = self.model.process.device
-        return elbo(
-            self.model,
-            x.to(where),
-            draws=draws,
-            times=times,
-            given=self.given,
-            likelihood=self.likelihood,
-            truncation=self.truncation,
-            random=Counted(self.seed, index.to(where), number),
-            control=control,
-        )
-
-    @property
-    def name(self) -> str:
-        """Of the bound."""
-        return self.likelihood.name + (" given the state" if self.given == "state" else "")
-
-    def entropies(self, logsnr: np.ndarray) -> np.ndarray | float:
-        """Given the state: bits/dim by which entropies change the error in each bin."""
-        if self.given == "x":
-            return 0.0
-        process = self.model.process
-        inner = torch.from_numpy(np.exp(-logsnr[1:-1] / 2)).to(process.device)
-        first = self.truncation.time(process).reshape(1)
-        last = torch.full_like(first, process.horizon)
-        times = torch.cat([last, process.time_of_noise(inner), first])
-        less = process.transition(times, given="state").logdet - process.transition(times).logdet
-        return -less.diff().cpu().numpy() / 2 / math.log(2)
-
-    def settings(self, source: Source, times: Times | None) -> dict[str, Any]:
-        """What must not change when an evaluation goes on."""
-        return {
-            "format": FORMAT,
-            "model": fingerprint(self.model),
-            "network": network_print(self.model.network),
-            "process": self.model.process.name,
-            "kernel": kernel_print(self.model.process),
-            "parametrisation": self.model.parametrisation,
-            "precondition": self.model.precondition,
-            "features": list(self.model.features),
-            "likelihood": repr(self.likelihood),
-            "truncation": repr(self.truncation),
-            "given": self.given,
-            "times": "fitted" if times is None else f"{times!r} {fingerprint(times)}",
-            "seed": self.seed,
-            "draws": self.draws,
-            "limit": source.limit,
-        }
-
-
-def _one_pass(work: Work, source: Source, store: Ledger, number: int, share: int) -> int:
-    """Do what is left of one pass, shared out so many at a time; the number of examples."""
-    where, (rank, world) = work.model.process.device, processes()
-    count, seen = 0, 0
-    with store.flushed(where):
-        for batch_number, (first, batch) in enumerate(source.batches(share)):
-            count = first + len(batch)
-            mine = batch_number % world == rank
-            if not mine and number > 0:
-                continue
-            marks = marks_of(batch)
-            left = store.left(number, first, marks)
-            seen = zlib.crc32(marks.tobytes(), seen)  # everybody must see the same data
-            if not mine:
-                continue
-            for chunk, bound in work.bounds(batch, left, first, number):
-                store.add(number, first + chunk, marks[chunk.numpy()], bound)
-    if number == 0 and not agree([count, seen], where):
-        raise ValueError(
-            "the processes were given different data; expected the same loader in each of them, "
-            "unshuffled: examples are shared out here. Don't use a DistributedSampler."
-        )
-    return count
-
-
-def _batch_by_memory(work: Work, source: Source) -> int:
-    """What the GPU of every process has memory for."""
-    device, draws = work.model.process.device, pilot.DRAWS
-    base, head = natural_times(work.model, work.given), source.head(compiling.FEW // draws)
-
-    def run(rows: int) -> None:
-        index = torch.arange(rows // draws)
-        work.look(head[index % len(head)], index, base)
-
-    size = compiling.largest_batch(run, device, MOST)
-    if processes()[1] > 1:
-        nccl = torch.distributed.get_backend() == "nccl"
-        least = torch.tensor([size], device=device if nccl else "cpu")
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-        size = int(least)
-    return max(size, work.draws)
-
-
-def _proposal(work: Work, source: Source, times: Times | None, store: Ledger) -> Times:
-    """The given one, held fixed, or one fitted to the first examples."""
-    if times is not None:
-        return copy.deepcopy(times).eval()
-    base, where = natural_times(work.model, work.given), work.model.process.device
-    found = store.pilot()
-    if found is None:
-        x = source.head(pilot.EXAMPLES)
-        store.left(0, 0, marks_of(x), keep=True)  # the first pass must see the same
-        while found is None:
-            try:
-                found = pilot.fit(work.look, x, base, max(1, work.batch_size // pilot.DRAWS))
-            except torch.OutOfMemoryError as error:
-                work.halve(error)
-        store.keep_pilot(found)
-    work.control = pilot.Control(found["edges"].to(where), found["parts"].to(where))
-    return pilot.proposal(found, base, where)
 
 
 def _summary(work: Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
@@ -491,44 +291,26 @@ def _draw_error(work: Work, rows: Rows, n: int) -> float:
 def _curve(work: Work, rows: Rows, n: int, bins: int) -> Curve:
     low, high = (float(v) for v in ends(work.truncation, work.model.process))
     edges = np.linspace(low, high, bins + 1)
-    place = np.clip(np.searchsorted(edges, rows.logsnr, side="right") - 1, 0, bins - 1)
-    draws = rows.logsnr.size // n
+
+    def bin_of(logsnr: np.ndarray) -> np.ndarray:
+        return np.clip(np.searchsorted(edges, logsnr, side="right") - 1, 0, bins - 1)
+
+    place, draws = bin_of(rows.logsnr), rows.logsnr.size // n
     key = (rows.index[:, None] * bins + place).ravel()
-    values = rows.errors.ravel() / (draws * rows.dims * math.log(2))
-    each = np.bincount(key, values, minlength=n * bins).reshape(n, bins)  # of each example
+    values = (rows.errors / rows.dims - work.expected(rows)) / (draws * math.log(2))
+    each = np.bincount(key, values.ravel(), minlength=n * bins).reshape(n, bins)  # of each example
     errors = each.std(0, ddof=1) / math.sqrt(n) if n > 1 else np.full(bins, math.nan)
     errors[np.bincount(place.ravel(), minlength=bins) == 0] = math.nan
+    where, known = work.expectation()
+    known = np.bincount(bin_of(where), known, minlength=bins) / math.log(2)
     return Curve(
         logsnr=torch.from_numpy(edges),
-        bits=torch.from_numpy(each.mean(0) - work.entropies(edges)),
+        bits=torch.from_numpy(each.mean(0) + known - work.entropies(edges)),
         errors=torch.from_numpy(errors),
     )
 
 
 # ---------------------------------------------------------------- small tools
-
-
-def fingerprint(module: nn.Module) -> str:
-    """A checksum of all numbers of a module."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode())
-        if isinstance(value, Tensor):
-            digest.update(as_bytes(value.detach().cpu()))
-    return digest.hexdigest()
-
-
-def network_print(network: Any) -> str:
-    """What a network is, beside its numbers."""
-    if isinstance(network, nn.Module):
-        return hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()
-    return str(getattr(network, "__qualname__", type(network).__qualname__))
-
-
-def kernel_print(process: Process) -> list[str]:
-    """A few numbers of the kernel, which rates that are functions don't show elsewhere."""
-    times = process.horizon * torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
-    return [f"{v:.6e}" for v in process.transition(times).snr.detach().tolist()]
 
 
 def without_nan(value: Any) -> Any:

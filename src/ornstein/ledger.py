@@ -53,7 +53,7 @@ class Rows:
 
 
 ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction")
-PILOT = ("second", "seen", "edges", "parts")
+PILOT = ("second", "seen", "level", "slope", "edges", "parts")
 MANY = ("samples", "logsnr", "errors")
 
 

@@ -2,10 +2,12 @@
 
 What is found stays fixed for all others, so that nothing is biased by it:
 
-- where to look. Stratified over many examples, a stretch of time adds to the error what the loss
-  varies *within* it, over noise and examples. So an `Adaptive` proposal is told the variance in its
-  bins, not the second moment; a little of the latter guards against bins calm by chance;
-- how much of the control variate (`Bound.controlled`) to take: a regression in groups of log SNR.
+- how much of the control variate (`Bound.controlled`) to take: a regression in groups of log SNR;
+- what error to expect at which time: a line in each bin of a proposal. Its integral is known, so a
+  draw is only asked for what it finds above or below it;
+- where to look: a stretch of time adds to the error of the mean what losses differ *from that line*
+  in it, over noise and examples. So the proposal is told this variance, not the second moment. Time
+  in which all is known in advance, as below a bin's width for dequantised pixels, costs few draws.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ EXAMPLES = 256
 DRAWS = 8
 BINS = 32  # of the proposal
 GROUPS = 24  # of the regression
-CAUTION = 0.02  # part of the second moment
+CAUTION = 2  # looks of the average variance that are added to those of a bin, calm by chance or not
 
 Look = Callable[[Tensor, Tensor, Times], Bound]  # examples, their numbers, and where to look
 
@@ -59,6 +61,32 @@ class Heard(Times):
         self.places.append(u.cpu())
 
 
+class Fitted(Adaptive):
+    """A proposal that knows what to expect: a line in each bin, in nats per dimension."""
+
+    level: Tensor  # (bins,) in the middle of each
+    slope: Tensor  # (bins,) over its width
+
+    def __init__(self, base: Times, bins: int = BINS) -> None:
+        super().__init__(base, bins=bins)
+        self.register_buffer("level", torch.zeros(bins, dtype=torch.float64))
+        self.register_buffer("slope", torch.zeros(bins, dtype=torch.float64))
+
+    def line(self, place: Tensor) -> Tensor:
+        """What is expected at places of the base; over all of them, `level.mean()`."""
+        at = (place * self.bins).long().clamp(max=self.bins - 1)
+        return self.level[at] + self.slope[at] * (place * self.bins - at - 0.5)
+
+    def expected(self, u: Tensor) -> Tensor:
+        """What is expected of a weighted error at places u, even ones; its mean is that of line."""
+        place, factor = self.reshape(u)
+        return factor * self.line(place)
+
+    def excess(self, u: Tensor) -> Tensor:
+        """The same above its mean."""
+        return self.expected(u) - self.level.mean()
+
+
 def fit(look: Look, x: Tensor, base: Times, size: int) -> dict[str, Tensor]:
     """Ask `look` about x, so many examples at a time: what `proposal` and `Control` need."""
     heard = Heard(base)
@@ -72,18 +100,31 @@ def fit(look: Look, x: Tensor, base: Times, size: int) -> dict[str, Tensor]:
     firsts = torch.stack([logsnr[g[0]] for g in groups])
     beta = Control(firsts[1:], parts)
     loss = (errors - beta(logsnr) * control) / bounds[0].dims
-    bins = (torch.cat(heard.places) * BINS).long().clamp(max=BINS - 1)
-    count = torch.bincount(bins, minlength=BINS).to(torch.float64)
-    mean, second = (
-        torch.bincount(bins, weights=v, minlength=BINS) / count.clamp(min=1)
-        for v in (loss, loss**2)
-    )
-    variance = (second - mean**2).clamp(min=0) * count / (count - 1).clamp(min=1)
+    return {"edges": beta.edges, "parts": beta.parts, **_lines(torch.cat(heard.places), loss)}
+
+
+def _lines(places: Tensor, loss: Tensor) -> dict[str, Tensor]:
+    """A line through the losses of each bin, and their variance about it."""
+    bins = (places * BINS).long().clamp(max=BINS - 1)
+    inside = places * BINS - bins - 0.5
+
+    def summed(values: Tensor) -> Tensor:
+        return torch.bincount(bins, weights=values, minlength=BINS)
+
+    count = summed(torch.ones_like(loss))
+    middle, mean = (summed(v) / count.clamp(min=1) for v in (inside, loss))
+    away = inside - middle[bins]
+    square = summed(away * away)
+    slope = summed(away * (loss - mean[bins])) / square.clamp(min=1e-300) * count / (count + 4)
+    slope = torch.where(count > 2, slope, 0.0).nan_to_num(0.0)
+    rest = summed((loss - mean[bins] - slope[bins] * away) ** 2)
+    free = (count - 2).clamp(min=0)
+    average = rest.sum() / free.sum().clamp(min=1)
     return {
-        "second": variance + CAUTION * second,
+        "second": (rest + CAUTION * average) / (free + CAUTION),
         "seen": (count > 0).to(torch.float64),
-        "edges": beta.edges,
-        "parts": beta.parts,
+        "level": (mean - slope * middle).nan_to_num(0.0),
+        "slope": slope,
     }
 
 
@@ -95,9 +136,9 @@ def _regression(errors: Tensor, control: Tensor) -> Tensor:
     return part.clamp(-0.5, 1.5).nan_to_num(0.0)
 
 
-def proposal(found: dict[str, Tensor], base: Times, device: torch.device) -> Adaptive:
+def proposal(found: dict[str, Tensor], base: Times, device: torch.device) -> Fitted:
     """The fitted proposal, which learns no more."""
-    fitted = Adaptive(base, bins=BINS).to(device)
-    fitted.second.copy_(found["second"])
-    fitted.seen.copy_(found["seen"])
+    fitted = Fitted(base).to(device)
+    for name in ("second", "seen", "level", "slope"):
+        getattr(fitted, name).copy_(found[name])
     return fitted.eval()

@@ -60,13 +60,16 @@ class Bound:
         if self.control is None:
             raise ValueError("this bound has no control variate; call elbo(..., control=True).")
         less = part * self.control
-        moved = less.mean(1)
+        return replace(self.less(less), errors=self.errors - less)
+
+    def less(self, amount: Tensor) -> Bound:
+        """The same bound with amounts (B, draws), of mean zero, taken from what its draws found."""
+        moved = amount.mean(1)
         return replace(
             self,
             nats=self.nats + moved,
             diffusion=self.diffusion + moved,
-            samples=self.samples + less,
-            errors=self.errors - less,
+            samples=self.samples + amount,
         )
 
 

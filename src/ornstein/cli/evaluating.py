@@ -18,13 +18,14 @@ from ornstein import truncation
 from ornstein.cli.opening import data_of, under
 from ornstein.cli.reading import NoHint
 from ornstein.cli.solving import Computing
-from ornstein.evaluation import USUAL, Evaluation, evaluate
+from ornstein.evaluation import Evaluation, evaluate
 from ornstein.ledger import processes
 from ornstein.likelihood import Discrete, Likelihood, OfPixels, Tweedie
 from ornstein.ode import OdeEvaluation, evaluate_ode
 from ornstein.score import ScoreModel
 from ornstein.training.distribution import device_of, joined
 from ornstein.training.opening import Opened, Which, open_model
+from ornstein.work import USUAL
 
 HELP = """Bits per dimension of trained models, with errors: a table and JSON files.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ornstein import compiling
 from ornstein.draws import Counted
-from ornstein.evaluation import Result, Work, with_error, without_nan
+from ornstein.evaluation import Result, with_error, without_nan
 from ornstein.examples import Source, marks_of
 from ornstein.files import write_arrays
 from ornstein.ledger import UNREADABLE, Ledger, Rows, agree, gathered, processes
@@ -32,6 +32,7 @@ from ornstein.sampling.grids import whole
 from ornstein.score import ScoreModel
 from ornstein.terms import Bound
 from ornstein.truncation import Truncation
+from ornstein.work import Work
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from ornstein.compiling import Compile, Precision, check_precision
 from ornstein.data import Dataset
-from ornstein.evaluation import fingerprint, kernel_print, network_print
 from ornstein.ledger import processes as ranks
 from ornstein.process import Process
 from ornstein.quality.comparison import Comparison, LeftOut, Point
@@ -54,6 +53,7 @@ from ornstein.sharing import name_or_description
 from ornstein.truncation import ends
 from ornstein.wayback import LearnedWay, Spectrum, learn_process
 from ornstein.wayback.learning import EXAMPLES
+from ornstein.work import fingerprint, kernel_print, network_print
 
 FORMAT = 1  # of the files of a point
 EVALUATIONS = (5, 10, 20, 50, 100)

@@ -1,0 +1,97 @@
+"""What a pilot finds stays true: its expectation has the mean it says, and nothing is lost by it.
+
+An evaluation takes what the pilot expects at a time from what a draw finds there. That is free of
+bias if the mean over places is known exactly, whatever was expected, and it is of use if what is
+left of the spread over examples is their own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ornstein
+from ornstein import Information, LogSNR, Tweedie, pilot
+from tests.analytic.test_histogram import LEVELS, PLAIN, drawn, law, model_of
+
+F64 = torch.float64
+
+
+def fitted(seed: int) -> pilot.Fitted:
+    """Any levels, slopes and variances, some of them zero, with a bin that nobody has seen."""
+    random = torch.Generator().manual_seed(seed)
+    found = {
+        name: torch.randn(pilot.BINS, dtype=F64, generator=random)
+        for name in ("second", "level", "slope")
+    }
+    found["second"] = found["second"].clamp(min=0) ** 3
+    found["seen"] = torch.ones(pilot.BINS, dtype=F64).index_fill(0, torch.tensor([seed]), 0.0)
+    return pilot.proposal(found, LogSNR(), torch.device("cpu"))
+
+
+def cells(times: pilot.Fitted) -> tuple[Tensor, Tensor]:
+    """Two places in each cell, which integrate a line exactly, and their weights."""
+    edges = torch.cat([torch.zeros(1, dtype=F64), times.density().cumsum(0)]) / times.bins
+    width = edges.diff()
+    inside = torch.tensor([0.5 - 1 / math.sqrt(12), 0.5 + 1 / math.sqrt(12)], dtype=F64)
+    return (edges[:-1, None] + width[:, None] * inside).flatten(), (width / 2).repeat_interleave(2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_expected_has_the_mean_it_says(seed: int) -> None:
+    times = fitted(seed)
+    u, weight = cells(times)
+    assert (weight @ times.excess(u)).item() == pytest.approx(0, abs=1e-12)
+    assert (weight @ times.expected(u)).item() == pytest.approx(times.level.mean().item())
+    place = (torch.arange(64 * pilot.BINS, dtype=F64) + 0.5) / (64 * pilot.BINS)
+    assert times.line(place).mean().item() == pytest.approx(times.level.mean().item())
+
+
+def test_lines_are_found() -> None:
+    """Losses on a line in each bin: the line, up to its caution, and next to no variance."""
+    u = (torch.arange(4096, dtype=F64) + 0.5) / 4096
+    at = (u * pilot.BINS).long()
+    found = pilot._lines(u, 3 + at + 2 * (u * pilot.BINS - at - 0.5))
+    count = 4096 / pilot.BINS
+    assert torch.allclose(found["level"], 3 + torch.arange(pilot.BINS, dtype=F64))
+    assert torch.allclose(found["slope"], torch.full_like(found["slope"], 2 * count / (count + 4)))
+    assert found["second"].max() < 0.01
+    # places that were never seen are expected to add nothing, and are looked at like the largest
+    few = pilot._lines(u[:1], u[:1])
+    assert few["seen"].sum() == 1 and bool((few["level"][1:] == 0).all())
+    assert bool((few["slope"] == 0).all()) and bool(few["second"].isfinite().all())
+
+
+@pytest.mark.parametrize("parametrisation", ["channel", "joint"])
+@pytest.mark.parametrize("name", ["vpsde", "cld", "alda"])
+def test_the_standard_error_is_of_examples_and_noise_alone(name: str, parametrisation: Any) -> None:
+    """Independent pixels, dequantised: the integral begins at a millionth of a bin, where times
+    differ much and examples not at all. What is left are log P(x) of the examples, and the draws.
+    """
+    x = drawn(1000, 4)
+    model, exact = model_of(getattr(ornstein, name)(), parametrisation), -law()[x].log2().mean(1)
+    found = ornstein.evaluate(model, x, draws=4, likelihood=Tweedie(LEVELS), quiet=True)
+    even = ornstein.evaluate(
+        model, x, draws=4, likelihood=Tweedie(LEVELS), times=Information(), quiet=True
+    )
+    least = exact.std().item() / math.sqrt(len(x))
+    assert found.standard_error == pytest.approx(math.hypot(least, found.draw_error), rel=0.1)
+    assert even.standard_error > 2 * found.standard_error
+    assert abs(found.bits_per_dim - even.bits_per_dim) < 3 * math.hypot(
+        found.draw_error, even.draw_error
+    )
+
+
+def test_discrete_bounds_gain_as_well() -> None:
+    """The same pixels under our bound."""
+    x = drawn(1000, 4)
+    model, exact = model_of(ornstein.cld()), -law()[x].log2().mean(1)
+    found = ornstein.evaluate(model, x, draws=8, likelihood=PLAIN, quiet=True)
+    even = ornstein.evaluate(model, x, draws=8, likelihood=PLAIN, times=Information(), quiet=True)
+    least = exact.std().item() / math.sqrt(len(x))
+    assert found.standard_error < even.standard_error and found.draw_error < even.draw_error
+    assert found.standard_error == pytest.approx(math.hypot(least, found.draw_error), rel=0.1)
