@@ -43,6 +43,8 @@ from ornstein.transition import Given
 from ornstein.truncation import Truncation, check_truncation, ends
 from ornstein.work import USUAL, Work, batch_by_memory, one_pass, proposal
 
+MERE = 4.0  # units of log SNR below where coordinates that are all the same would be seen
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -289,8 +291,7 @@ def _draw_error(work: Work, rows: Rows, n: int) -> float:
 
 
 def _curve(work: Work, rows: Rows, n: int, bins: int) -> Curve:
-    low, high = (float(v) for v in ends(work.truncation, work.model.process))
-    edges = np.linspace(low, high, bins + 1)
+    edges = _edges(work, bins, rows.dims)
 
     def bin_of(logsnr: np.ndarray) -> np.ndarray:
         return np.clip(np.searchsorted(edges, logsnr, side="right") - 1, 0, bins - 1)
@@ -308,6 +309,19 @@ def _curve(work: Work, rows: Rows, n: int, bins: int) -> Curve:
         bits=torch.from_numpy(each.mean(0) + known - work.entropies(edges)),
         errors=torch.from_numpy(errors),
     )
+
+
+def _edges(work: Work, bins: int, dims: int) -> np.ndarray:
+    """log SNR, rising, even where there is anything to know: what is mere noise is one bin.
+
+    Even d coordinates that were all the same would tell of themselves from SNR·ς² = 1/d on only;
+    some processes go on for a hundred units of log SNR below that.
+    """
+    low, high = (float(v) for v in ends(work.truncation, work.model.process))
+    least = -MERE - math.log(dims) - 2 * math.log(work.model.data_std)
+    if bins == 1 or low >= least or least >= high:
+        return np.linspace(low, high, bins + 1)
+    return np.concatenate([[low], np.linspace(least, high, bins)])
 
 
 # ---------------------------------------------------------------- small tools

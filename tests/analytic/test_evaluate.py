@@ -241,6 +241,18 @@ def test_the_curve_spans_the_bound(truncation: NoiseLevel | FixedTime | None) ->
     assert found.curve.bits.shape == found.curve.errors.shape == (7,)
 
 
+def test_mere_noise_is_one_bin_of_the_curve() -> None:
+    """Twice as long as usual, CLD ends at a log SNR of −72; its bits are all above −8."""
+    x = normals(256, 4)
+    found = evaluate(gaussian(ornstein.cld(horizon=2.0)), x, draws=16, curve_bins=12, quiet=True)
+    edges, truth = found.curve.logsnr, curve_truth(found.curve.logsnr, x)
+    assert edges[0] < -72 and -9 < edges[1] < -4
+    assert edges[1:].diff().numpy() == pytest.approx((edges[-1] - edges[1]).item() / 11)
+    assert np.abs((found.curve.bits.numpy() - truth) / found.curve.errors.numpy())[1:].max() < 3
+    assert found.curve.bits[0].item() == pytest.approx(truth[0], abs=1e-3)
+    assert found.curve.bits.sum().item() == pytest.approx(found.diffusion, rel=1e-12)
+
+
 # ------------------------------------------------------------------ the errors
 
 
