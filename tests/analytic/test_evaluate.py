@@ -248,8 +248,8 @@ def test_mere_noise_is_one_bin_of_the_curve() -> None:
     edges, truth = found.curve.logsnr, curve_truth(found.curve.logsnr, x)
     assert edges[0] < -72 and -9 < edges[1] < -4
     assert edges[1:].diff().numpy() == pytest.approx((edges[-1] - edges[1]).item() / 11)
-    assert np.abs((found.curve.bits.numpy() - truth) / found.curve.errors.numpy())[1:].max() < 3
-    assert found.curve.bits[0].item() == pytest.approx(truth[0], abs=1e-3)
+    assert np.abs((found.curve.bits.numpy() - truth) / found.curve.errors.numpy()).max() < 3
+    assert truth[0] < 0.001 * truth.sum()
     assert found.curve.bits.sum().item() == pytest.approx(found.diffusion, rel=1e-12)
 
 
