@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ PICTURES = {
 }
 #: curves of where the bits are, by the table they belong to
 CURVES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}
-NAMES = (*TABLES, "efficiency", "samples", "where", *MEASURES)
+NAMES = (*TABLES, "repeats", "efficiency", "samples", "where", *MEASURES)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
 LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.31))
@@ -58,6 +59,43 @@ def origin(record: Record) -> str:
     machine = p.get("gpu") or p["cpu"]
     where = f"{machine}, PyTorch {p['torch']}, {p['date']}, commit {p['commit']}"
     return f"(`{record['command']}`; {where})"
+
+
+def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
+    """One recipe, trained several times: by other seeds, or once more (NAME-repeat*.json)."""
+    groups: dict[str, list[Record]] = {}
+    records = [record for key, record in found.items() if key.split("-repeat")[0] == name]
+    for run in (run for record in records for run in record["runs"]):
+        group = groups.setdefault(run["recipe"], [])
+        if not group or _seedless(group[0]) == _seedless(run):
+            group.append(run)
+    table, squares, free = [], 0.0, 0
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        bits = [f["bits_per_dim"] for run in group for f in run["figures"] if f["look"] == look]
+        mean = sum(bits) / len(bits)
+        squares += sum((b - mean) ** 2 for b in bits)
+        free += len(bits) - 1
+        title = f"{group[0]['parametrisation']}, {group[0]['process']}"
+        table.append([title, str(len(bits)), ", ".join(f"{b:.4f}" for b in bits), f"{mean:.4f}"])
+    if not table:
+        return
+    yield from tabled(["", "runs", f"bits/dim, {results.worded(look)}", "mean"], table)
+    yield ""
+    yield (
+        f"The standard deviation of one run, of all of these together: {sqrt(squares / free):.4f}."
+        " (Runs are of other seeds, or of the same one: sums on a GPU are not in a fixed order.)"
+    )
+    for record in records:
+        yield ""
+        yield f"({results.where(record)})"
+
+
+def _seedless(run: Record) -> Record:
+    """What was asked for, with whatever seed."""
+    asked = run["experiment"]
+    return {**asked, "training": {**asked["training"], "seed": None}}
 
 
 def efficiency(record: Record) -> Iterable[str]:
@@ -99,6 +137,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield origin(found[name])
     elif name == "efficiency" and "cifar10" in found:
         yield from efficiency(found["cifar10"])
+    elif name == "repeats":
+        yield from repeats(found, "mnist", "discrete")
     elif name == "samples":
         yield from samples(pictures)
     elif name == "where":

@@ -67,6 +67,28 @@ def test_the_page_of_results_is_what_the_results_say() -> None:
     assert sorted(places) == sorted(results_page.NAMES)
 
 
+def test_runs_of_one_recipe() -> None:
+    """Their means and one deviation; another recipe of the same name, or a single run, is left."""
+
+    def run(recipe: str, bits: float, seed: int, steps: int = 10) -> dict[str, object]:
+        return {
+            "recipe": recipe,
+            "parametrisation": "joint",
+            "process": recipe,
+            "experiment": {"training": {"seed": seed, "steps": steps}},
+            "figures": [{"look": "discrete", "bits_per_dim": bits}],
+            "provenance": {"cpu": "a CPU", "torch": "2", "date": "today", "commit": "0"},
+        }
+
+    first = {"runs": [run("cld", 1.0, 0), run("cld", 1.2, 1), run("alda", 2.0, 0)]}
+    again = {"runs": [run("cld", 1.4, 0), run("cld", 9.0, 0, steps=20), run("vpsde", 3.0, 0)]}
+    found = {"t": first, "t-repeat": again, "other": again}
+    lines = list(results_page.repeats(found, "t", "discrete"))
+    assert lines[2:4] == ["| joint, cld | 3 | 1.0000, 1.2000, 1.4000 | 1.2000 |", ""]
+    assert "of all of these together: 0.2000." in lines[4]
+    assert list(results_page.repeats({"t": again}, "t", "discrete")) == []
+
+
 def test_every_figure_has_its_place() -> None:
     pages = [page.ROOT / "docs" / name for name in SAMPLING] + [page.ROOT / "README.md"]
     places = [found[2] for path in pages for found in way_page.PLACE.finditer(path.read_text())]
