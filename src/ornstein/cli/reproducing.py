@@ -153,9 +153,11 @@ class Reproduce:
     def _auxiliary(self) -> dict[str, Any]:
         """Presets, the paper's examples, and learned processes that are there."""
         processes = auxiliary.known()
+        for file in (self.out / f"{name}.json" for name in recipe.tables()):
+            processes |= auxiliary.of_results(file)
         for done in sorted((self.runs or Path("runs/reproduce")).glob(f"**/{DONE}")):
             folder = done.parent  # one that is trained: that is noted there
-            if "joint-learned" in folder.name and any(folder.glob("checkpoints/step-*")):
+            if auxiliary.LEARNED in folder.name and any(folder.glob("checkpoints/step-*")):
                 processes[f"{folder.parent.name}, {folder.name}"] = auxiliary.of_run(folder)
         return auxiliary.auxiliary(processes, VARIANCE)
 

@@ -15,6 +15,7 @@ In the first of these the way back uses v nevertheless: v_s knows the noise in z
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from ornstein.diagnostics import auxiliary_information
 from ornstein.diffusion import Diffusion
+from ornstein.matrices import Fixed
+from ornstein.parts import described, rebuilt
 from ornstein.process import Process
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
@@ -33,6 +36,7 @@ from ornstein.schedules import Constant
 from ornstein.training.opening import open_model
 from ornstein.transition import Transition
 
+LEARNED = "joint-learned"  # in the names of runs that are asked
 TIMES = 200  # in equal steps up to the horizon
 PRINTED = {"s": 0.1, "mean": [0.9003, -0.090]}  # of (x, 0), in parts of x
 
@@ -81,6 +85,32 @@ def known() -> dict[str, Process]:
 def of_run(folder: str | Path) -> Process:
     """The process of a run's best model, or of a saved one."""
     return open_model(folder).model.process
+
+
+def of_results(file: Path) -> dict[str, Process]:
+    """Learned processes of a table's finished runs, wherever their weights are, by name.
+
+    The table has Q and D of the model that was evaluated. What else may be learned it has not: such
+    a process is left out.
+    """
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or not a table
+        return {}
+    if not isinstance(record, dict) or record.get("smoke"):
+        return {}
+    found: dict[str, Process] = {}
+    for run in record.get("runs", []):
+        if run["complete"] and run["learned"] and LEARNED in run["name"]:
+            known = {key: described(Fixed(_matrix(run["learned"][key]))) for key in ("Q", "D")}
+            process = rebuilt({**run["model"]["process"], **known}, "the process", Diffusion)
+            if not process.learned:
+                found[f"{record['table']}, {run['name']}"] = process
+    return found
+
+
+def _matrix(rows: list[list[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 # ---------------------------------------------------------------- what they know
