@@ -417,7 +417,12 @@ def test_auxiliary_variables_in_a_picture() -> None:
     shares = np.concatenate([np.asarray(line.get_ydata()) for line in right.lines])
     assert np.nanmin(shares) >= 0 and np.nanmax(shares) <= 1
     words = " ".join(text.get_text() for text in figure.texts)
-    assert "vpsde" in words and "they know nothing: Q + D diagonal" in words
+    assert "vpsde" in words and "They know nothing: Q + D diagonal" in words
+    hardly = Diffusion([[0.0, -1e-3], [1e-3, 0.0]], [[1.0, 0.0], [0.0, 1.0]])
+    figure = paper.auxiliary_used(appendix.auxiliary({**ASKED, "hardly": hardly}, 1.0))
+    check_clear(figure)
+    assert not any("hardly" in labels(axes) for axes in figure.axes)  # it is named once, above
+    assert "Next to nothing, less than 1% of the most: hardly" in figure.texts[-1].get_text()
     with pytest.raises(ValueError, match="K ≥ 2"):
         paper.auxiliary_used(appendix.auxiliary({"vpsde": ornstein.vpsde()}, 1.0))
 

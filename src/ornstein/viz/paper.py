@@ -7,6 +7,7 @@ bounds, which `bars_of` and `evaluations_of` take from the record of a table.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ SIZE = 10.5
 DASH = 3.5  # of lines that coincide, in their widths: colours take turns
 SHADES = {"prior": 0.95, "diffusion": 0.55, "reconstruction": 0.25}
 FAR = 3.0  # medians from which on a figure stands behind a break of the axis
+LITTLE = 0.01  # of the largest
 GONE = 1e-2  # nats: where all of y knows less, shares of it are not shown
 LETTER, GAP = 0.075, 0.12  # inches of a letter of a number, and of the break of the axis
 MARKS = ("o", "s", "^", "v")
@@ -160,25 +162,37 @@ def auxiliary_used(record: Record, title: str = "") -> Figure:
         )
     known = {name: np.array(one["information"]) for name, one in several.items()}
     adds = {name: _share(one) for name, one in several.items()}
-    figure = style.blank(12.0, 5.0)
-    left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.05, right=0.985, bottom=0.11, top=0.76, wspace=0.13)
-    _heading(figure, title or "Do the auxiliary variables know the data?")
+    little = [name for name in _little(known) if name in _little(adds)]
     alone = [name for name, one in record["processes"].items() if one["n_vars"] == 1]
     about = [f"Gaussian data of variance {record['data_variance']:.3g}"]
     about += [f"no auxiliary variables: {', '.join(alone)}"] if alone else []
     for flag, word in (("knows", "know"), ("adds", "add")):
         idle = [name for name, one in several.items() if not one[flag]]
         about += [f"they {word} nothing: {', '.join(idle)}"] if idle else []
-    half = -(-len(about) // 2)
-    for i, part in enumerate((about[:half], about[half:])):
-        y = 1 - (0.62 + 0.2 * i) / 5.0
-        figure.text(0.02, y, ";  ".join(part), fontsize=SIZE - 1.5, color=QUIET, va="center")
+    if little:
+        about.append(f"next to nothing, less than {LITTLE:.0%} of the most: {'; '.join(little)}")
+    lines = textwrap.wrap(".  ".join(part[0].upper() + part[1:] for part in about), 150)
+    high = 4.6 + 0.2 * len(lines)
+    figure = style.blank(12.0, high)
+    left, right = figure.subplots(1, 2)
+    top = 1 - (0.8 + 0.2 * len(lines)) / high
+    figure.subplots_adjust(left=0.05, right=0.985, bottom=0.55 / high, top=top, wspace=0.13)
+    _heading(figure, title or "Do the auxiliary variables know the data?")
+    for i, line in enumerate(lines):
+        y = 1 - (0.62 + 0.2 * i) / high
+        figure.text(0.02, y, line, fontsize=SIZE - 1.5, color=QUIET, va="center")
     style.dress(left, "What v alone knows", "I(x; vₛ), nats per coordinate", SIZE)
     style.dress(right, "What v adds to z", "I(x; vₛ | zₛ) as a share of I(x; yₛ)", SIZE)
-    _timed(left, known, several)
-    _timed(right, adds, several)
+    shown = {name: one for name, one in several.items() if name not in little}
+    for axes, curves in ((left, known), (right, adds)):
+        _timed(axes, {name: curves[name] for name in shown}, shown)
     return figure
+
+
+def _little(curves: Mapping[str, style.Curve]) -> list[str]:
+    """Those that could not be told from zero in one picture with the others, and are not zero."""
+    most = {name: float(np.nan_to_num(curve).max()) for name, curve in curves.items()}
+    return [name for name, one in most.items() if 0 < one < LITTLE * max(most.values())]
 
 
 def _share(one: Record) -> style.Curve:

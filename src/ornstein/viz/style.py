@@ -62,8 +62,9 @@ def blank(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: str | Path) -> Path:
     """Write a PNG; its folder is made where it is missing."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DPI, facecolor="white", metadata={"Software": None})
     return path
