@@ -85,11 +85,10 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
     yield ""
     yield (
         f"The standard deviation of one run, of all of these together: {sqrt(squares / free):.4f}."
-        " (Runs are of other seeds, or of the same one: sums on a GPU are not in a fixed order.)"
+        " (The same seed gives another run: sums on a GPU are not in a fixed order.)"
     )
-    for record in records:
-        yield ""
-        yield f"({results.where(record)})"
+    yield ""
+    yield f"(In turn: {'. And: '.join(map(results.where, records))})"
 
 
 def _seedless(run: Record) -> Record:
