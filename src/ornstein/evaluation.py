@@ -41,7 +41,7 @@ from ornstein.score import ScoreModel
 from ornstein.times import Times
 from ornstein.transition import Given
 from ornstein.truncation import Truncation, check_truncation, ends
-from ornstein.work import USUAL, Work, batch_by_memory, one_pass, proposal
+from ornstein.work import USUAL, Work, batch_by_memory, fit_times, one_pass
 
 MERE = 4.0  # units of log SNR below where coordinates that are all the same would be seen
 
@@ -200,7 +200,7 @@ def evaluate(
                 work.batch_size = batch_by_memory(work, source)
             work.hasten(source, compile, precision)
             share = max(1, work.batch_size // draws)  # the same for all processes
-            work.times = proposal(work, source, times, store)
+            work.times = fit_times(work, source, times, store)
             passes = 1 if target_error is None else max_draws // draws
             for number in range(passes):
                 count = one_pass(work, source, store, number, share)
@@ -292,18 +292,15 @@ def _draw_error(work: Work, rows: Rows, n: int) -> float:
 
 def _curve(work: Work, rows: Rows, n: int, bins: int) -> Curve:
     edges = _edges(work, bins, rows.dims)
-
-    def bin_of(logsnr: np.ndarray) -> np.ndarray:
-        return np.clip(np.searchsorted(edges, logsnr, side="right") - 1, 0, bins - 1)
-
-    place, draws = bin_of(rows.logsnr), rows.logsnr.size // n
+    place = np.clip(np.searchsorted(edges, rows.logsnr, side="right") - 1, 0, bins - 1)
+    draws = rows.logsnr.size // n
     key = (rows.index[:, None] * bins + place).ravel()
-    values = (rows.errors / rows.dims - work.expected(rows)) / (draws * math.log(2))
+    mean = 0.0 if work.fitted is None else work.fitted.mean
+    values = (rows.errors / rows.dims - mean) / (draws * math.log(2))  # above what was expected
     each = np.bincount(key, values.ravel(), minlength=n * bins).reshape(n, bins)  # of each example
     errors = each.std(0, ddof=1) / math.sqrt(n) if n > 1 else np.full(bins, math.nan)
     errors[np.bincount(place.ravel(), minlength=bins) == 0] = math.nan
-    where, known = work.expectation()
-    known = np.bincount(bin_of(where), known, minlength=bins) / math.log(2)
+    known = work.expected(edges) / math.log(2)
     return Curve(
         logsnr=torch.from_numpy(edges),
         bits=torch.from_numpy(each.mean(0) + known - work.entropies(edges)),

@@ -26,6 +26,7 @@ DRAWS = 8
 BINS = 32  # of the proposal
 GROUPS = 24  # of the regression
 CAUTION = 2  # looks of the average variance that are added to those of a bin, calm by chance or not
+SHY = 4  # looks without any effect that are added to those of a regression
 
 Look = Callable[[Tensor, Tensor, Times], Bound]  # examples, their numbers, and where to look
 
@@ -72,19 +73,20 @@ class Fitted(Adaptive):
         self.register_buffer("level", torch.zeros(bins, dtype=torch.float64))
         self.register_buffer("slope", torch.zeros(bins, dtype=torch.float64))
 
+    @property
+    def mean(self) -> float:
+        """What is expected in all."""
+        return float(self.level.mean())
+
     def line(self, place: Tensor) -> Tensor:
-        """What is expected at places of the base; over all of them, `level.mean()`."""
+        """What is expected at places of the base."""
         at = (place * self.bins).long().clamp(max=self.bins - 1)
         return self.level[at] + self.slope[at] * (place * self.bins - at - 0.5)
 
-    def expected(self, u: Tensor) -> Tensor:
-        """What is expected of a weighted error at places u, even ones; its mean is that of line."""
-        place, factor = self.reshape(u)
-        return factor * self.line(place)
-
     def excess(self, u: Tensor) -> Tensor:
-        """The same above its mean."""
-        return self.expected(u) - self.level.mean()
+        """What is expected of a weighted error at even places u, above its mean."""
+        place, factor = self.reshape(u)
+        return factor * self.line(place) - self.level.mean()
 
 
 def fit(look: Look, x: Tensor, base: Times, size: int) -> dict[str, Tensor]:
@@ -104,7 +106,12 @@ def fit(look: Look, x: Tensor, base: Times, size: int) -> dict[str, Tensor]:
 
 
 def _lines(places: Tensor, loss: Tensor) -> dict[str, Tensor]:
-    """A line through the losses of each bin, and their variance about it."""
+    """A line through the losses of each bin, and their variance about it.
+
+    A bin that nobody has seen is expected to be like the others. A loss that is no number, of a
+    network that fails, tells nothing here.
+    """
+    places, loss = (t[loss.isfinite()] for t in (places, loss))
     bins = (places * BINS).long().clamp(max=BINS - 1)
     inside = places * BINS - bins - 0.5
 
@@ -115,15 +122,16 @@ def _lines(places: Tensor, loss: Tensor) -> dict[str, Tensor]:
     middle, mean = (summed(v) / count.clamp(min=1) for v in (inside, loss))
     away = inside - middle[bins]
     square = summed(away * away)
-    slope = summed(away * (loss - mean[bins])) / square.clamp(min=1e-300) * count / (count + 4)
-    slope = torch.where(count > 2, slope, 0.0).nan_to_num(0.0)
+    slope = summed(away * (loss - mean[bins])) / square.clamp(min=1e-300) * count / (count + SHY)
+    slope = torch.where(count > 2, slope, 0.0)
     rest = summed((loss - mean[bins] - slope[bins] * away) ** 2)
-    free = (count - 2).clamp(min=0)
-    average = rest.sum() / free.sum().clamp(min=1)
+    free = (count - 1 - (count > 2).to(count)).clamp(min=0)
+    average, seen = rest.sum() / free.sum().clamp(min=1), count > 0
+    level = mean - slope * middle
     return {
         "second": (rest + CAUTION * average) / (free + CAUTION),
-        "seen": (count > 0).to(torch.float64),
-        "level": (mean - slope * middle).nan_to_num(0.0),
+        "seen": seen.to(torch.float64),
+        "level": torch.where(seen, level, level.sum() / seen.sum().clamp(min=1)),
         "slope": slope,
     }
 
@@ -132,7 +140,7 @@ def _regression(errors: Tensor, control: Tensor) -> Tensor:
     """The part of the control that errors follow, drawn a little towards none: ()."""
     square = control.square().sum()
     together = ((errors - errors.mean()) * control).sum()
-    part = together / square.clamp(min=1e-300) * len(errors) / (len(errors) + 4)
+    part = together / square.clamp(min=1e-300) * len(errors) / (len(errors) + SHY)
     return part.clamp(-0.5, 1.5).nan_to_num(0.0)
 
 

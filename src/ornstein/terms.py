@@ -59,17 +59,17 @@ class Bound:
         """
         if self.control is None:
             raise ValueError("this bound has no control variate; call elbo(..., control=True).")
-        less = part * self.control
-        return replace(self.less(less), errors=self.errors - less)
+        return self.less(part * self.control)
 
     def less(self, amount: Tensor) -> Bound:
-        """The same bound with amounts (B, draws), of mean zero, taken from what its draws found."""
+        """The same bound with amounts (B, draws), of mean zero, taken from its errors."""
         moved = amount.mean(1)
         return replace(
             self,
             nats=self.nats + moved,
             diffusion=self.diffusion + moved,
             samples=self.samples + amount,
+            errors=self.errors - amount,
         )
 
 

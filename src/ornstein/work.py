@@ -23,7 +23,7 @@ from ornstein import compiling, pilot
 from ornstein.compiling import Compile, Precision, Quick
 from ornstein.draws import Counted
 from ornstein.examples import Source, as_bytes, marks_of
-from ornstein.ledger import Ledger, Rows, agree, processes
+from ornstein.ledger import Ledger, agree, processes
 from ornstein.likelihood import Likelihood
 from ornstein.objectives import elbo
 from ornstein.process import Process
@@ -36,7 +36,8 @@ from ornstein.truncation import Truncation, ends
 FORMAT = 2  # of the files that an evaluation leaves behind
 USUAL = 256  # examples times draws at a time on a CPU
 MOST = 4096  # on a GPU, at most
-STEPS = 128  # in which a bin of a proposal is seen, for a curve
+STEPS = 64  # in which a bin of a proposal is seen, for a curve
+PILOT = 0x70696C6F74  # sets its seed apart: even the turn of all places must be another
 
 Part = tuple[Tensor, Bound]  # which examples of a batch, and their bounds
 
@@ -96,23 +97,28 @@ class Work:
     def bound(self, x: Tensor, index: Tensor, number: int) -> Bound:
         """Of these examples in this pass."""
         with_control = self.control is not None
-        found = self._elbo(x, index, number, self.draws, self.times, with_control)
+        found = self._elbo(x, self._random(index, number), self.draws, self.times, with_control)
         if self.control is not None:
             found = found.controlled(self.control(found.logsnr))
-        if isinstance(self.times, pilot.Fitted):
-            places = self._random(index, number).places(self.draws, self.times.spread)
-            found = found.less(found.dims * self.times.excess(places.flatten()).view_as(places))
+        if self.fitted is not None:
+            places = self._random(index, number).places(self.draws, self.fitted.spread)
+            found = found.less(found.dims * self.fitted.excess(places.flatten()).view_as(places))
         return found
 
+    @property
+    def fitted(self) -> pilot.Fitted | None:
+        """The proposal, if it knows what to expect."""
+        return self.times if isinstance(self.times, pilot.Fitted) else None
+
     def look(self, x: Tensor, index: Tensor, times: Times) -> Bound:
-        """For the pilot, before the first pass."""
-        return self._elbo(x, index, -1, pilot.DRAWS, times, True)
+        """For the pilot, before the first pass, with numbers that have nothing to do with it."""
+        random = Counted(self.seed ^ PILOT, index.to(self.model.process.device))
+        return self._elbo(x, random, pilot.DRAWS, times, True)
 
     def _elbo(
         self,
         x: Tensor,
-        index: Tensor,
-        number: int,
+        random: Counted,
         draws: int,
         times: Times | None,
         control: bool,
@@ -125,32 +131,20 @@ class Work:
             given=self.given,
             likelihood=self.likelihood,
             truncation=self.truncation,
-            random=self._random(index, number),
+            random=random,
             control=control,
         )
 
     def _random(self, index: Tensor, number: int) -> Counted:
         return Counted(self.seed, index.to(self.model.process.device), number)
 
-    def expected(self, rows: Rows) -> np.ndarray | float:
-        """What the pilot expected of the errors in these rows, in nats per dimension."""
-        if not isinstance(self.times, pilot.Fitted):
+    def expected(self, edges: np.ndarray) -> np.ndarray | float:
+        """What the pilot expects between these values of log SNR, rising: nats per dimension."""
+        if self.fitted is None:
             return 0.0
-        found = np.empty_like(rows.errors)
-        for number in np.unique(rows.number).tolist():
-            which = rows.number == number
-            random = self._random(torch.from_numpy(rows.index[which]), number)
-            places = random.places(self.draws, self.times.spread)
-            found[which] = self.times.expected(places.flatten()).view_as(places).cpu().numpy()
-        return found
-
-    def expectation(self) -> tuple[np.ndarray, np.ndarray]:
-        """What it expects in all of time: nats per dimension in small steps, and their log SNR."""
-        if not isinstance(self.times, pilot.Fitted):
-            return np.empty(0), np.empty(0)
-        model, process, base = self.model, self.model.process, self.times.base
-        count = STEPS * self.times.bins
-        places = torch.arange(count, dtype=torch.float64, device=process.device).add(0.5) / count
+        model, process, base = self.model, self.model.process, self.fitted.base
+        count = STEPS * self.fitted.bins
+        places = torch.arange(count + 1, dtype=torch.float64, device=process.device) / count
         low, high = ends(self.truncation, process)
         direct = base.place_logsnr(places, low, high, model.data_std)
         if direct is None or model.parametrisation != "channel" or self.given != "x":
@@ -158,7 +152,11 @@ class Work:
             logsnr = process.transition(base.place(places, span)[0]).logsnr
         else:
             logsnr = direct[0]
-        return logsnr.cpu().numpy(), (self.times.line(places) / count).cpu().numpy()
+        steps = self.fitted.line((places[1:] + places[:-1]) / 2) / count
+        above = torch.cat([steps.new_zeros(1), steps.cumsum(0)])  # log SNR falls with places
+        found = np.interp(edges, logsnr.flip(0).cpu().numpy(), above.flip(0).cpu().numpy())
+        found[0], found[-1] = float(above[-1]), 0.0
+        return -np.diff(found)
 
     @property
     def name(self) -> str:
@@ -241,7 +239,7 @@ def batch_by_memory(work: Work, source: Source) -> int:
     return max(size, work.draws)
 
 
-def proposal(work: Work, source: Source, times: Times | None, store: Ledger) -> Times:
+def fit_times(work: Work, source: Source, times: Times | None, store: Ledger) -> Times:
     """The given one, held fixed, or one fitted to the first examples."""
     if times is not None:
         return copy.deepcopy(times).eval()

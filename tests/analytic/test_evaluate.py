@@ -229,6 +229,16 @@ def test_the_curve_is_the_integral_of_each_bin(times: Times | None, name: str) -
     assert np.abs((found.curve.bits.numpy() - truth) / found.curve.errors.numpy()).max() < 3
 
 
+@pytest.mark.parametrize("name", ["vpsde", "cld", "alda"])
+def test_what_is_expected_is_put_into_the_right_bin(name: str) -> None:
+    """Many examples have small errors; deviations are still of their size, in forty bins."""
+    x = normals(1500, 16)
+    found = evaluate(gaussian(ornstein.PRESETS[name]()), x, draws=8, quiet=True)
+    truth = curve_truth(found.curve.logsnr, x)
+    away = (found.curve.bits.numpy() - truth) / found.curve.errors.numpy()
+    assert len(away) == 40 and np.sqrt(np.mean(away**2)) < 1.35  # 1, known to 11 %
+
+
 @pytest.mark.parametrize("truncation", [None, NoiseLevel(0.05), FixedTime(0.01)], ids=str)
 def test_the_curve_spans_the_bound(truncation: NoiseLevel | FixedTime | None) -> None:
     model, x = gaussian(), normals(16, 2)

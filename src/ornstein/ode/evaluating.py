@@ -34,6 +34,8 @@ from ornstein.terms import Bound
 from ornstein.truncation import Truncation
 from ornstein.work import Work
 
+FORMAT = 1  # of the files that such an evaluation leaves behind
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -183,7 +185,8 @@ class _Evaluating:
         work = Work(model, "x", self.likelihood, self.truncation, seed, flow.draws, batch_size)
         options = ("trace", "probes", "method", "rtol", "atol")
         settings = {key: getattr(flow, key) for key in options}
-        self.settings = {**work.settings(source, None), "times": "flow", **settings}
+        known = {**work.settings(source, None), "format": FORMAT, "times": "flow"}
+        self.settings = {**known, **settings}
         self.store = Ledger(folder, self.settings, save_every)
         self.size = max(1, batch_size // flow.draws)
         self.head = source.head(max(PILOT, self.size))
