@@ -223,7 +223,9 @@ def digits_lines(record: dict[str, Any]) -> list[str]:
         "trained one by one with equal budgets: there the process matters, since the network has "
         "to find x among all variables. A learned process gets rid of that difficulty: it lets go "
         f"of its auxiliary variables. No entry of Q that couples them to the data is above "
-        f"{coupling:.3f} at the end, where the entries of D are {least:.1f} to {most:.1f}.",
+        f"{coupling:.3f} at the end, where the entries of D are {least:.1f} to {most:.1f}. (These "
+        "are from before models began with the histogram of the pixels, whose guess of x a joint "
+        "network is given, too: [with it](results.md#digits) next to nothing is left of the gap.)",
         "",
         *table,
         "",

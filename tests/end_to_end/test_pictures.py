@@ -99,8 +99,8 @@ def test_bits_show_the_curve_and_the_parts(count: int, draws: int, tmp_path: Pat
     result = evaluated(count, draws)
     figure = viz.bits({"zero": result, "again": result})
     (line, _) = panel(figure, "Denoising error").lines
-    width = float(result.curve.logsnr.diff()[0])
-    assert float(np.sum(line.get_ydata()) * width) == pytest.approx(result.diffusion, rel=1e-6)
+    widths = result.curve.logsnr.diff().numpy()
+    assert float(np.sum(line.get_ydata() * widths)) == pytest.approx(result.diffusion, rel=1e-6)
     words = [text.get_text() for text in panel(figure, "Parts").texts]
     assert any(f"zero:  {result.bits_per_dim:.3f}" in text for text in words)
     assert viz.save(figure, tmp_path / "bits.png").stat().st_size > 10_000
