@@ -281,12 +281,13 @@ def test_mistakes_are_explained(
 
 
 def test_a_mistake_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "triton").mkdir()  # which is not the package of that name
     done = ornstein_command("inspect", "clld", cwd=tmp_path)
     assert done.returncode == 2
     assert not done.stdout
     assert done.stderr.startswith("error: there is no preset 'clld'")
     assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [tmp_path / "triton"]
 
 
 @pytest.mark.parametrize("command", [[], ["quickstart"], ["inspect"]], ids=" ".join)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 try:
     import triton
+    import triton.language  # which a mere folder of that name has not
 except ImportError:  # no Triton: CPU builds, other platforms
     triton = None
 
