@@ -12,7 +12,7 @@ quickstart: .venv/.core  ## look at every preset: a table, and pictures in runs/
 test: lint  ## lint, types and all tests, the slow ones too
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
 
-test-long: .venv/.test  ## the longest: many more processes, bounds and interrupted runs, an hour
+test-long: .venv/.test  ## the longest: many more processes, bounds and interrupted runs, 15 to 60 minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m long
 
 test-quick: .venv/.test  ## the tests without the slow ones

@@ -73,7 +73,7 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
     for group in groups.values():
         if len(group) < 2:
             continue
-        bits = [f["bits_per_dim"] for run in group for f in run["figures"] if f["look"] == look]
+        bits = [_first(run["figures"], look) for run in group]
         mean = sum(bits) / len(bits)
         squares += sum((b - mean) ** 2 for b in bits)
         free += len(bits) - 1
@@ -89,6 +89,11 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
     )
     yield ""
     yield f"(In turn: {'. And: '.join(map(results.where, records))})"
+
+
+def _first(figures: list[Record], look: str) -> float:
+    """Bits/dim of a look; of a channel model's, under its first process."""
+    return next(float(f["bits_per_dim"]) for f in figures if f["look"] == look)
 
 
 def _seedless(run: Record) -> Record:

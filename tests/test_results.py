@@ -80,7 +80,9 @@ def test_runs_of_one_recipe() -> None:
             "provenance": {"cpu": "a CPU", "torch": "2", "date": "today", "commit": "0"},
         }
 
-    first = {"runs": [run("cld", 1.0, 0), run("cld", 1.2, 1), run("alda", 2.0, 0)]}
+    one = run("cld", 1.0, 0)
+    one["figures"] = [*one["figures"], {"look": "discrete", "bits_per_dim": 7.0}]  # type: ignore[misc]
+    first = {"runs": [one, run("cld", 1.2, 1), run("alda", 2.0, 0)]}
     again = {"runs": [run("cld", 1.4, 0), run("cld", 9.0, 0, steps=20), run("vpsde", 3.0, 0)]}
     found = {"t": first, "t-repeat": again, "other": again}
     lines = list(results_page.repeats(found, "t", "discrete"))

@@ -44,6 +44,7 @@ from ornstein.terms import (
     Weighting,
     channel_error,
     joint_error,
+    knows_no_times,
     mix,
     solved,
     total,
@@ -77,7 +78,7 @@ def elbo(
     control: whether to return a control variate, too.
     """
     job = Job(model, x, draws, times, given, likelihood, truncation, random, control)
-    direct = job.place_logsnr() if model.parametrisation == "channel" and given == "x" else None
+    direct = job.place_logsnr() if knows_no_times(model, given) else None
     if direct is not None:
         logsnr, errors = _channel_errors(job, *direct)
     else:

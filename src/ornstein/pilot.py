@@ -63,15 +63,17 @@ class Heard(Times):
 
 
 class Fitted(Adaptive):
-    """A proposal that knows what to expect: a line in each bin, in nats per dimension."""
+    """What was found: a proposal that knows what to expect, and how much of a control to take."""
 
-    level: Tensor  # (bins,) in the middle of each
+    level: Tensor  # (bins,) nats per dimension in the middle of each
     slope: Tensor  # (bins,) over its width
 
-    def __init__(self, base: Times, bins: int = BINS) -> None:
-        super().__init__(base, bins=bins)
-        self.register_buffer("level", torch.zeros(bins, dtype=torch.float64))
-        self.register_buffer("slope", torch.zeros(bins, dtype=torch.float64))
+    def __init__(self, base: Times, found: dict[str, Tensor], device: torch.device) -> None:
+        super().__init__(base, bins=BINS)
+        for name in ("second", "seen", "level", "slope"):
+            self.register_buffer(name, found[name].to(device))
+        self.control = Control(found["edges"].to(device), found["parts"].to(device))
+        self.eval()  # it learns no more
 
     @property
     def mean(self) -> float:
@@ -90,7 +92,7 @@ class Fitted(Adaptive):
 
 
 def fit(look: Look, x: Tensor, base: Times, size: int) -> dict[str, Tensor]:
-    """Ask `look` about x, so many examples at a time: what `proposal` and `Control` need."""
+    """Ask `look` about x, so many examples at a time: what `Fitted` needs."""
     heard = Heard(base)
     bounds = [look(x[index], index, heard) for index in torch.arange(len(x)).split(size)]
     errors, control, logsnr = (
@@ -142,11 +144,3 @@ def _regression(errors: Tensor, control: Tensor) -> Tensor:
     together = ((errors - errors.mean()) * control).sum()
     part = together / square.clamp(min=1e-300) * len(errors) / (len(errors) + SHY)
     return part.clamp(-0.5, 1.5).nan_to_num(0.0)
-
-
-def proposal(found: dict[str, Tensor], base: Times, device: torch.device) -> Fitted:
-    """The fitted proposal, which learns no more."""
-    fitted = Fitted(base).to(device)
-    for name in ("second", "seen", "level", "slope"):
-        getattr(fitted, name).copy_(found[name])
-    return fitted.eval()

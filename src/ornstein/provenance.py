@@ -43,7 +43,7 @@ def _cpu_name() -> str:
 def _commit() -> str:
     """ORNSTEIN_COMMIT if it is set, else this checkout's, marked where files differ from it.
 
-    Figures don't count: a table that is under way writes them, and nothing rests on them.
+    Figures don't count: a table that is under way writes them.
     """
     if "ORNSTEIN_COMMIT" in os.environ:  # for copies of a checkout without its history
         return os.environ["ORNSTEIN_COMMIT"]

@@ -78,6 +78,11 @@ def natural_times(model: ScoreModel, given: Given = "x") -> Times:
     return Information() if model.precondition and given == "x" else Importance()
 
 
+def knows_no_times(model: ScoreModel, given: Given) -> bool:
+    """Whether log SNR is all that the error depends on, so that it can be drawn by itself."""
+    return model.parametrisation == "channel" and given == "x"
+
+
 class Job:
     """What all terms of one call share."""
 

@@ -28,7 +28,7 @@ from ornstein.likelihood import Likelihood
 from ornstein.objectives import elbo
 from ornstein.process import Process
 from ornstein.score import ScoreModel
-from ornstein.terms import Bound, natural_times
+from ornstein.terms import Bound, knows_no_times, natural_times
 from ornstein.times import Span, Times
 from ornstein.transition import Given
 from ornstein.truncation import Truncation, ends
@@ -37,7 +37,7 @@ FORMAT = 2  # of the files that an evaluation leaves behind
 USUAL = 256  # examples times draws at a time on a CPU
 MOST = 4096  # on a GPU, at most
 STEPS = 64  # in which a bin of a proposal is seen, for a curve
-PILOT = 0x70696C6F74  # sets its seed apart: even the turn of all places must be another
+PILOT_SEED = 0x70696C6F74  # sets it apart: even the turn of all places must be another
 
 Part = tuple[Tensor, Bound]  # which examples of a batch, and their bounds
 
@@ -54,7 +54,6 @@ class Work:
     draws: int
     batch_size: int
     times: Times | None = None
-    control: pilot.Control | None = None
     quick: Quick | None = None  # its network, where that is not asked as it is
 
     def hasten(self, source: Source, compile: Compile, precision: Precision) -> None:
@@ -96,23 +95,22 @@ class Work:
 
     def bound(self, x: Tensor, index: Tensor, number: int) -> Bound:
         """Of these examples in this pass."""
-        with_control = self.control is not None
-        found = self._elbo(x, self._random(index, number), self.draws, self.times, with_control)
-        if self.control is not None:
-            found = found.controlled(self.control(found.logsnr))
-        if self.fitted is not None:
-            places = self._random(index, number).places(self.draws, self.fitted.spread)
-            found = found.less(found.dims * self.fitted.excess(places.flatten()).view_as(places))
-        return found
+        fitted, random = self.fitted, self._random(index, number)
+        found = self._elbo(x, random, self.draws, self.times, fitted is not None)
+        if fitted is None:
+            return found
+        places = random.places(self.draws, fitted.spread)
+        excess = fitted.excess(places.flatten()).view_as(places)
+        return found.controlled(fitted.control(found.logsnr)).less(found.dims * excess)
 
     @property
     def fitted(self) -> pilot.Fitted | None:
-        """The proposal, if it knows what to expect."""
+        """The proposal, if it is the pilot's."""
         return self.times if isinstance(self.times, pilot.Fitted) else None
 
     def look(self, x: Tensor, index: Tensor, times: Times) -> Bound:
         """For the pilot, before the first pass, with numbers that have nothing to do with it."""
-        random = Counted(self.seed ^ PILOT, index.to(self.model.process.device))
+        random = Counted(self.seed ^ PILOT_SEED, index.to(self.model.process.device))
         return self._elbo(x, random, pilot.DRAWS, times, True)
 
     def _elbo(
@@ -146,8 +144,10 @@ class Work:
         count = STEPS * self.fitted.bins
         places = torch.arange(count + 1, dtype=torch.float64, device=process.device) / count
         low, high = ends(self.truncation, process)
-        direct = base.place_logsnr(places, low, high, model.data_std)
-        if direct is None or model.parametrisation != "channel" or self.given != "x":
+        direct = None
+        if knows_no_times(model, self.given):
+            direct = base.place_logsnr(places, low, high, model.data_std)
+        if direct is None:
             span = Span(process, self.truncation.time(process), model.data_std)
             logsnr = process.transition(base.place(places, span)[0]).logsnr
         else:
@@ -243,8 +243,7 @@ def fit_times(work: Work, source: Source, times: Times | None, store: Ledger) ->
     """The given one, held fixed, or one fitted to the first examples."""
     if times is not None:
         return copy.deepcopy(times).eval()
-    base, where = natural_times(work.model, work.given), work.model.process.device
-    found = store.pilot()
+    base, found = natural_times(work.model, work.given), store.pilot()
     if found is None:
         x = source.head(pilot.EXAMPLES)
         store.left(0, 0, marks_of(x), keep=True)  # the first pass must see the same
@@ -254,8 +253,7 @@ def fit_times(work: Work, source: Source, times: Times | None, store: Ledger) ->
             except torch.OutOfMemoryError as error:
                 work.halve(error)
         store.keep_pilot(found)
-    work.control = pilot.Control(found["edges"].to(where), found["parts"].to(where))
-    return pilot.proposal(found, base, where)
+    return pilot.Fitted(base, found, work.model.process.device)
 
 
 # ---------------------------------------------------------------- what it is of

@@ -31,7 +31,8 @@ def fitted(seed: int) -> pilot.Fitted:
     }
     found["second"] = found["second"].clamp(min=0) ** 3
     found["seen"] = torch.ones(pilot.BINS, dtype=F64).index_fill(0, torch.tensor([seed]), 0.0)
-    return pilot.proposal(found, LogSNR(), torch.device("cpu"))
+    found |= {"edges": torch.zeros(0, dtype=F64), "parts": torch.zeros(1, dtype=F64)}
+    return pilot.Fitted(LogSNR(), found, torch.device("cpu"))
 
 
 def cells(times: pilot.Fitted) -> tuple[Tensor, Tensor]:

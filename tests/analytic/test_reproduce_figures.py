@@ -33,19 +33,6 @@ TURN = [[0.0, -1.0], [1.0, 0.0]]
 # ---------------------------------------------------------------- run times
 
 
-@pytest.mark.parametrize("table", ["mnist", "digits"])
-def test_learned_processes_are_those_of_the_results(table: str) -> None:
-    """Rebuilt without its weights: where its log SNR ends, the curve of its evaluation began."""
-    file = Path(__file__).resolve().parents[2] / "results" / f"{table}.json"
-    runs = {run["name"]: run for run in json.loads(file.read_text())["runs"] if run["learned"]}
-    found = appendix.of_results(file)
-    assert list(found) == [f"{table}, {name}" for name in runs] and found
-    for process, run in zip(found.values(), runs.values(), strict=True):
-        ends = run["figures"][0]["curve"]["logsnr"][0]
-        assert process.transition(process.horizon).logsnr.item() == pytest.approx(ends, rel=1e-9)
-    assert appendix.of_results(file.parent / "none.json") == {}
-
-
 def test_three_ways_to_the_kernel_of_cld() -> None:
     """By hand, ours and the paper's, where none of them loses digits."""
     s = torch.linspace(0.1, 0.6, 23, dtype=F64)
@@ -401,6 +388,19 @@ def test_channel_models_coincide(evaluations: dict[str, dict[str, Any]]) -> None
     first, second = panel(figure, "channel").lines
     assert first.is_dashed() and second.is_dashed()  # both are seen
     assert not any(line.is_dashed() for line in panel(figure, "joint").lines)
+
+
+@pytest.mark.parametrize("table", ["mnist", "digits"])
+def test_learned_processes_are_those_of_the_results(table: str) -> None:
+    """Rebuilt without its weights: where its log SNR ends, the curve of its evaluation began."""
+    file = Path(__file__).resolve().parents[2] / "results" / f"{table}.json"
+    runs = {run["name"]: run for run in json.loads(file.read_text())["runs"] if run["learned"]}
+    found = appendix.of_results(file)
+    assert list(found) == [f"{table}, {name}" for name in runs] and found
+    for process, run in zip(found.values(), runs.values(), strict=True):
+        ends = run["figures"][0]["curve"]["logsnr"][0]
+        assert process.transition(process.horizon).logsnr.item() == pytest.approx(ends, rel=1e-9)
+    assert appendix.of_results(file.parent / "none.json") == {}
 
 
 def test_auxiliary_variables_in_a_picture() -> None:

@@ -64,4 +64,5 @@ def shown(against: Mapping[str, Any] | None) -> str:
     if not error:
         return f"{value:+.4f}" if error is None else "0"
     digits = max(1, 1 - math.floor(math.log10(error)))  # two of the error's
+    value = round(value, digits) + 0.0  # which makes −0 a 0
     return f"{value:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
