@@ -379,7 +379,8 @@ def readme() -> str:
     text = (ROOT / "README.md").read_text()
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1] if END in rest else rest
-    return way_page.filled(before + summary() + after, results())
+    text = way_page.filled(before + summary() + after, results())
+    return results_page.filled(text, ROOT / "results")
 
 
 # ---------------------------------------------------------------- docs/solvers.md, way-back.md

@@ -1,4 +1,4 @@
-"""The figures on docs/results.md, from the JSON files under results/.
+"""The figures on docs/results.md, and of its tables in the README, from the JSON files in results/.
 
 Places on the page are those of `way_page`: `<!-- figures: NAME -->`. What was not measured says so.
 """
@@ -34,9 +34,13 @@ PICTURES = {
 #: curves of where the bits are, by the table they belong to
 CURVES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}
 NAMES = (*TABLES, "repeats", "efficiency", "samples", "where", *MEASURES)
+README = ("tables",)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
 LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.31))
+
+#: the smallest bits/dim of the paper's Table 1 (VPSDE; learned, K = 2)
+BEST = {"mnist": 1.26, "cifar10": 3.07}
 
 
 def read(folder: Path) -> dict[str, Record]:
@@ -46,7 +50,8 @@ def read(folder: Path) -> dict[str, Record]:
 
 def of_table(record: Record) -> Iterable[str]:
     """A table of the paper, with its origin."""
-    yield f"{record['title']}. {record['about']} `{record['command']}`"
+    command = record["command"].split(" --only ")[0]  # of the whole, whose parts were done in turn
+    yield f"{record['title']}. {record['about']} `{command}`"
     yield ""
     yield from results.table(record)
     yield ""
@@ -104,22 +109,45 @@ def _seedless(run: Record) -> Record:
 
 def efficiency(record: Record) -> Iterable[str]:
     """Table 2: how many weights it takes."""
-    rows = [[name, str(K), f"{n / 1e6:.0f} M", f"{b:.2f} (published)"] for name, K, n, b in LARGE]
+    rows = [[name, str(K), f"{n / 1e6:.0f} M", "", "", f"{b:.2f}"] for name, K, n, b in LARGE]
     for run in record["runs"]:
-        for figure in run["figures"]:
-            if figure["look"] != "discrete" or figure["process"] != run["process"]:
-                continue
-            name = f"{run['parametrisation']}, {run['process']}"
-            count = f"{run['parameters'] / 1e6:.1f} M"
-            bits = with_error(figure["bits_per_dim"], figure["standard_error"])
-            rows.append([name, str(run["variables"]), count, bits])
-    yield from tabled(["", "K", "weights", "CIFAR-10, bits/dim"], rows)
+        own = {f["look"]: f for f in run["figures"] if f["process"] == run["process"]}
+        name = f"{run['parametrisation']}, {run['process']}"
+        cells = [name, str(run["variables"]), f"{run['parameters'] / 1e6:.1f} M"]
+        for figure in (own["discrete"], own["tweedie"]):
+            cells.append(with_error(figure["bits_per_dim"], figure["standard_error"]))
+        rows.append([*cells, "" if run["paper"] is None else f"{run['paper']:.2f}"])
+    yield from tabled(["", "K", "weights", "discrete", "tweedie", "published"], rows)
 
 
 def samples(pictures: Path) -> Iterable[str]:
     """Grids that are there."""
     for path in sorted(pictures.glob("cifar10-*-ancestral-*.png")):
-        yield f"![Samples: {path.stem.removeprefix('cifar10-')}](../results/{path.name})"
+        name, steps = path.stem.removeprefix("cifar10-").split("-ancestral-")
+        yield f"{name}, {steps} ancestral steps:"
+        yield ""
+        yield f"![Samples of {name}](../results/{path.name})"
+        yield ""
+
+
+def headlines(found: dict[str, Record]) -> Iterable[str]:
+    """For the README: one denoiser, all processes, beside the best of the paper."""
+    rows = []
+    for name, best in BEST.items():
+        runs = found[name]["runs"] if name in found else []
+        run = next((run for run in runs if run["name"] == "channel"), None)
+        if run is None:
+            continue
+        cells = [f"{CURVES[name]}, {run['parameters'] / 1e6:.1f} M weights"]
+        for look in ("discrete", "tweedie"):
+            figures = [f for f in run["figures"] if f["look"] == look]
+            bits = [f["bits_per_dim"] for f in figures]
+            error = max(f["standard_error"] for f in figures)
+            cells.append(f"{min(bits):.4f} to {max(bits):.4f} ± {error:.4f}")
+        machine = run["provenance"].get("gpu") or run["provenance"]["cpu"]
+        rows.append([*cells, f"{best:.2f}", f"{run['seconds'] / 60:.1f} min, {machine}"])
+    heads = ["bits/dim", "under VPSDE, CLD, MALDA, ALDA", "by the paper's bound"]
+    yield from tabled([*heads, "the paper's best", "training"], rows)
 
 
 def where(pictures: Path) -> Iterable[str]:
@@ -143,6 +171,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield from efficiency(found["cifar10"])
     elif name == "repeats":
         yield from repeats(found, "mnist", "discrete")
+    elif name == "tables":
+        yield from headlines(found)
     elif name == "samples":
         yield from samples(pictures)
     elif name == "where":
@@ -154,10 +184,12 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
 
 
 def filled(text: str, folder: Path) -> str:
-    """The page with its figures and pictures renewed."""
+    """The page with its figures and pictures renewed; places of other names stay as they are."""
     found = read(folder)
 
     def renew(place: re.Match[str]) -> str:
+        if place[2] not in (*NAMES, *README):
+            return place[0]
         shown = "".join(f"{line}\n" for line in lines(place[2], found, folder)).strip("\n")
         return place[1] + (shown or MISSING) + "\n" + place[3]
 

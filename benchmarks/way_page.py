@@ -386,9 +386,11 @@ FIGURES: dict[str, Callable[[Results], Iterable[str]]] = {
 
 
 def filled(text: str, results: Results) -> str:
-    """A page with its figures renewed."""
+    """A page with its figures renewed; places of other names stay as they are."""
 
     def renew(found: re.Match[str]) -> str:
+        if found[2] not in FIGURES:
+            return found[0]
         lines = "".join(f"{line}\n" for line in FIGURES[found[2]](results))
         return found[1] + lines + found[3]
 

@@ -91,10 +91,33 @@ def test_runs_of_one_recipe() -> None:
     assert list(results_page.repeats({"t": again}, "t", "discrete")) == []
 
 
+def test_headlines_are_of_one_network() -> None:
+    """Its figures under all processes, from the least to the most, with the largest error."""
+    figures = [("discrete", 3.0, 0.01), ("discrete", 2.5, 0.02), ("tweedie", 4.0, 0.03)]
+    channel = {
+        "name": "channel",
+        "parameters": 2_000_000,
+        "seconds": 90.0,
+        "figures": [
+            {"look": look, "bits_per_dim": bits, "standard_error": error}
+            for look, bits, error in figures
+        ],
+        "provenance": {"cpu": "a CPU", "gpu": "a GPU"},
+    }
+    other = {**channel, "name": "joint-cld"}
+    lines = list(
+        results_page.headlines({"cifar10": {"runs": [other, channel]}, "mnist": {"runs": []}})
+    )
+    assert lines[2:] == [
+        "| CIFAR-10, 2.0 M weights | 2.5000 to 3.0000 ± 0.0200 | 4.0000 to 4.0000 ± 0.0300 | 3.07 "
+        "| 1.5 min, a GPU |"
+    ]
+
+
 def test_every_figure_has_its_place() -> None:
     pages = [page.ROOT / "docs" / name for name in SAMPLING] + [page.ROOT / "README.md"]
     places = [found[2] for path in pages for found in way_page.PLACE.finditer(path.read_text())]
-    assert sorted(places) == sorted(way_page.FIGURES)
+    assert sorted(places) == sorted([*way_page.FIGURES, *results_page.README])
 
 
 def test_a_wrong_figure_is_seen(results: Results) -> None:
