@@ -12,14 +12,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ornstein.diffusion import Diffusion, LinearSDE, Rate
+from ornstein.linalg import semidefinite_factor
 from ornstein.matrices import Matrix, Semidefinite, Skew, Vector
 from ornstein.parts import Record, described, part
 from ornstein.process import Process
@@ -34,6 +37,7 @@ from ornstein.schedules import (
 )
 
 V0 = 0.04  # Var v₀ as a fraction of its stationary variance, where a preset is not told otherwise
+LEAST = 1e-3  # noise where a start has none, as a fraction of its largest
 
 
 def vpsde(rate: Rate | None = None, horizon: float = 1.0) -> Diffusion:
@@ -217,50 +221,134 @@ def malda(
 
 
 def learned(
-    n_aux: int = 1,
+    n_aux: int | None = None,
     full: bool = False,
     S: Matrix | None = None,
     rate: Rate | None = None,
     learn_rates: Literal["no", "shared", "separate"] = "no",
-    v0_variance: float | Vector | Matrix = V0,
+    v0_variance: float | Vector | Matrix | None = None,
     v0_coupling: float | Vector | None = None,
     learn_v0_variance: bool = False,
     learn_v0_coupling: bool = False,
-    horizon: float = 1.0,
+    horizon: float | None = None,
     seed: int = 0,
+    start: Diffusion | None = None,
 ) -> Diffusion:
     """A process to be learned: Q = Q̃ − Q̃ᵀ, D = D̃D̃ᵀ (diagonal, or full), S fixed.
 
-    Starts as VPSDE on every variable (D = ½) with a random rotation between them (from seed).
+    Starts as VPSDE on every variable (D = ½) with a random rotation between them (from seed); or
+    from another process, whose Q, D and whatever is not given it takes over. Where that has no
+    noise it starts with a thousandth of its largest: a D̃ of 0 has no gradient, and would stay.
+    n_aux: 1 by default, or that of start.
     learn_rates: "shared" learns one clock for Q and D, "separate" one each; both keep their ends.
     """
-    if not isinstance(n_aux, int) or n_aux < 0:
-        raise ValueError(f"learned got n_aux={n_aux!r}; expected a whole number ≥ 0.")
     if learn_rates not in ("no", "shared", "separate"):
         raise ValueError(
             f"learned got learn_rates={learn_rates!r}; expected 'no', 'shared' or 'separate'."
         )
-    K = n_aux + 1
+    if start is None:
+        begin = _at_random(1 if n_aux is None else n_aux, rate, horizon, seed)
+    else:
+        begin = _at(start, n_aux, full, rate, horizon)
+    raw_D = begin.raw_D
+    return Diffusion(
+        Skew(begin.raw_Q),
+        Semidefinite(torch.diag(raw_D) if full and raw_D.dim() == 1 else raw_D),
+        S=begin.S if S is None else S,
+        v0_variance=begin.v0_variance if v0_variance is None else v0_variance,
+        v0_coupling=begin.v0_coupling if v0_coupling is None else v0_coupling,
+        learn_v0_variance=learn_v0_variance,
+        learn_v0_coupling=learn_v0_coupling,
+        horizon=begin.horizon,
+        name=f"learned-{begin.name}" + ("-full" if full else ""),
+        **begin.clocks(learn_rates),
+    )
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """What a learned process begins with."""
+
+    raw_Q: Tensor
+    raw_D: Tensor
+    rate_q: Schedule
+    rate_d: Schedule
+    horizon: float
+    name: str
+    S: Tensor | None = None
+    v0_variance: float | Tensor = V0
+    v0_coupling: Tensor | None = None
+
+    def clocks(self, learn: str) -> dict[str, Schedule]:
+        if learn == "shared" and self.rate_q is not self.rate_d:
+            raise ValueError(
+                f"learn_rates='shared', but Q and D of {self.name!r} run on clocks of their own; "
+                "expected learn_rates='separate', or one rate= for both."
+            )
+        if learn == "no":
+            return {"rate_q": self.rate_q, "rate_d": self.rate_d}
+        rate_d = Monotone(self.rate_d)
+        return {"rate_q": rate_d if learn == "shared" else Monotone(self.rate_q), "rate_d": rate_d}
+
+
+def _at_random(n_aux: int, rate: Rate | None, horizon: float | None, seed: int) -> _Begin:
+    if not isinstance(n_aux, int) or n_aux < 0:
+        raise ValueError(f"learned got n_aux={n_aux!r}; expected a whole number ≥ 0.")
+    K, length = n_aux + 1, 1.0 if horizon is None else horizon
     generator = torch.Generator(device="cpu").manual_seed(seed)
     raw_Q = 0.5 * torch.randn(K, K, dtype=torch.float64, generator=generator, device="cpu")
     raw_D = torch.full((K,), math.sqrt(0.5), dtype=torch.float64, device="cpu")
-    base = as_schedule(Linear(horizon=horizon) if rate is None else rate, horizon)
-    rate_q = rate_d = base if learn_rates == "no" else Monotone(base)
-    if learn_rates == "separate":
-        rate_q = Monotone(base)
-    return Diffusion(
-        Skew(raw_Q),
-        Semidefinite(torch.diag(raw_D) if full else raw_D),
-        S=S,
-        rate=base,
-        rate_q=rate_q,
-        rate_d=rate_d,
-        v0_variance=v0_variance,
-        v0_coupling=v0_coupling,
-        learn_v0_variance=learn_v0_variance,
-        learn_v0_coupling=learn_v0_coupling,
-        horizon=horizon,
-        name=f"learned-{n_aux}" + ("-full" if full else ""),
+    clock = as_schedule(Linear(horizon=length) if rate is None else rate, length)
+    return _Begin(raw_Q, raw_D, clock, clock, length, str(n_aux))
+
+
+def _at(
+    start: Diffusion, n_aux: int | None, full: bool, rate: Rate | None, horizon: float | None
+) -> _Begin:
+    """With the matrices of another process; a little noise where it has none."""
+    if not isinstance(start, Diffusion):
+        raise ValueError(
+            f"learned got start={start!r}; expected a process with Q and D, such as ornstein.cld() "
+            "or a Diffusion of your own."
+        )
+    if n_aux not in (None, start.n_vars - 1):
+        raise ValueError(
+            f"learned got n_aux={n_aux!r} and a start with {start.n_vars - 1} auxiliary variables; "
+            "expected as many. Leave n_aux out."
+        )
+    if horizon is not None and not math.isclose(horizon, start.horizon):
+        raise ValueError(
+            f"learned got horizon={horizon!r} and a start that runs to {start.horizon:g}; expected "
+            "the same. Leave horizon out, or give it to start."
+        )
+    begin = copy.deepcopy(start).cpu()
+    rate_q, rate_d = begin.rate_q, begin.rate_d
+    if rate is not None:
+        rate_q = rate_d = as_schedule(rate, begin.horizon)
+    elif any(True for clock in (rate_q, rate_d) for _ in clock.parameters()):
+        raise ValueError(
+            f"learned got a start whose rates are learned, {start.name!r}; expected fixed ones. "
+            "Give rate=, for example Linear(0.1, 20.0)."
+        )
+    D, law = begin.D.detach(), begin.auxiliary
+    own = D.diagonal()
+    if not full and bool((D - torch.diag(own)).any()):
+        raise ValueError(
+            f"learned got a start whose D is not diagonal, {start.name!r}; expected full=True."
+        )
+    floor = torch.where(own > 0, own, LEAST * own.max())
+    raw_D = semidefinite_factor(D + torch.diag(floor - own)) if full else floor.sqrt()
+    factor = law.factor().detach()[1:]
+    return _Begin(
+        begin.Q.detach().tril(),
+        raw_D,
+        rate_q,
+        rate_d,
+        begin.horizon,
+        begin.name,
+        begin.S,
+        factor @ factor.mT,
+        law.coupling.detach(),
     )
 
 

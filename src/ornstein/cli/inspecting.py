@@ -14,8 +14,9 @@ from ornstein.cli.looking import look
 
 HELP = """Look at one process or several: a table, a page of plots for each, and JSON.
 
-processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …; a folder is that
-of a run or of a saved model, whose process it is; all is every preset and learned-2
+processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …, learned-cld, …;
+a folder is that of a run or of a saved model, whose process it is; all is every preset and
+learned-2
 
 examples:
   ornstein inspect cld
@@ -44,7 +45,7 @@ class Inspect:
     """Look at one process or several."""
 
     names: Names = ()
-    """Presets, learned-N (or learned-N-full), folders of runs, or all."""
+    """Presets, learned-N or learned-PRESET (or with -full), folders of runs, or all."""
     Q: Json = None
     """Skew-symmetric matrix of a process of your own, as nested lists."""
     D: Json = None

@@ -31,7 +31,8 @@ HELP = """Train a model. Repeating a command goes on with its run; other options
 
 data:      digits, mnist, fashion_mnist, cifar10, imagenet32; points in the plane: moons, rings,
            checkerboard, swissroll, mixture; files and folders of your own
-processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …, own
+processes: vpsde, subvpsde, vesde, cld, psld, alda, malda, learned-1, learned-2, …, own;
+           learned-cld, learned-alda, …, which start from a preset
 
 What is left out is taken from a preset for the data set, or from a file (--config), which may be
 the config.json of another run, or from a recipe (--recipe), such as those of the paper's tables.

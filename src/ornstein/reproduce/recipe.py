@@ -13,7 +13,6 @@ the same in miniature: a tiny network, a few steps, a few examples, for a test t
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from ornstein.data.toys import TOYS
 from ornstein.processes import PRESETS
 from ornstein.sampling.solvers import SolverName
 from ornstein.training import Experiment
+from ornstein.training.choices import as_learned
 from ornstein.training.options import Checked
 from ornstein.training.records import from_record
 
@@ -60,7 +60,7 @@ class Bits(Checked):
                 raise ValueError(f"{name}={value!r}; expected a whole number ≥ 1.")
         truncation.chosen(self.noise_level, self.fixed_time)  # which says what is wrong
         for name in self.process:
-            known = name in PRESETS or re.fullmatch(r"learned-\d+(-full)?", name)
+            known = name in PRESETS or as_learned(name) is not None
             if not known and not Path(name).exists():
                 close = difflib.get_close_matches(name, PRESETS, n=1)
                 hint = f" Perhaps you meant {close[0]!r}." if close else ""

@@ -60,7 +60,8 @@ class Diffusing:
     """How the data is noised."""
 
     process: str = "vpsde"
-    """A preset, learned-N with N auxiliary variables (or learned-N-full), or own, with Q and D."""
+    """A preset; learned-N with N auxiliary variables, or learned-PRESET, which starts from it (both
+    also with -full); or own, with Q and D."""
     Q: Rows | None = None
     """Skew-symmetric matrix of a process of your own."""
     D: Rows | None = None
@@ -89,12 +90,15 @@ class Diffusing:
             options["rate"] = Linear(*self.rate, self.horizon)
         if self.v0_variance is not None:
             options["v0_variance"] = self.v0_variance
-        chosen = re.fullmatch(r"learned-(\d+)(-full)?", self.process)
-        self._check(bool(chosen))
-        if chosen:
+        chosen = as_learned(self.process)
+        self._check(chosen is not None)
+        if chosen is not None:
+            first, full = chosen
+            if isinstance(first, str):
+                options = {"start": named(first, options)}
             return learned(
-                int(chosen[1]),
-                full=bool(chosen[2]),
+                first if isinstance(first, int) else None,
+                full=full,
                 learn_rates=self.learn_rates,
                 learn_v0_variance=self.learn_v0,
                 seed=seed,
@@ -109,7 +113,7 @@ class Diffusing:
         if not learned and (self.learn_rates != "no" or self.learn_v0):
             raise ValueError(
                 f"learn_rates and learn_v0 are for learned processes, and this is "
-                f"{self.process!r}; expected learned-N, or none of the two."
+                f"{self.process!r}; expected learned-N or learned-PRESET, or none of the two."
             )
         own = {k: getattr(self, k) for k in ("Q", "D", "S", "rate_q", "rate_d")}
         given = [name for name, value in own.items() if value is not None]
@@ -131,15 +135,23 @@ class Diffusing:
         return Diffusion(self.Q or (), self.D or (), S=self.S, name="own", **options)
 
 
+def as_learned(name: str) -> tuple[int | str, bool] | None:
+    """Of learned-FIRST and learned-FIRST-full: how many auxiliary variables, or which preset."""
+    found = re.fullmatch(rf"learned-(\d+|{'|'.join(PRESETS)})(-full)?", name)
+    if found is None:
+        return None
+    return int(found[1]) if found[1].isdecimal() else found[1], bool(found[2])
+
+
 def named(name: str, options: Mapping[str, Any]) -> Process:
     """A preset by its name, with the options that it has."""
     if name not in PRESETS:
-        known = [*PRESETS, "learned-1", "learned-2", "own"]
+        known = [*PRESETS, "learned-1", "learned-2", "learned-cld", "learned-alda", "own"]
         close = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f" Perhaps you meant {close[0]!r}." if close else ""
         raise ValueError(
             f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}, or "
-            f"learned-N with N auxiliary variables.{hint}"
+            f"learned-N with N auxiliary variables, or learned-PRESET.{hint}"
         )
     make: Callable[..., Process] = PRESETS[name]
     known = list(inspect.signature(make).parameters)

@@ -20,7 +20,9 @@ from typing import Any
 
 import safetensors
 
+from ornstein.processes import PRESETS
 from ornstein.training.checkpoints import STATE, Checkpoints
+from ornstein.training.choices import as_learned
 from ornstein.training.run import CONFIG, STARTS, read_config, read_metrics
 
 Line = Mapping[str, Any]
@@ -269,10 +271,11 @@ def _n_vars(config: Mapping[str, Any], training: Sequence[Line]) -> int | None:
     for matrix in (process.get("S"), process.get("prior"), *lines[-1:]):
         if isinstance(matrix, list) and matrix:
             return len(matrix)
-    name = re.fullmatch(
-        r"learned-(\d+)(-full)?", str(_experiment(config, "process").get("process"))
-    )
-    return int(name[1]) + 1 if name else None
+    found = as_learned(str(_experiment(config, "process").get("process")))
+    if found is None:
+        return None
+    first, _ = found
+    return first + 1 if isinstance(first, int) else PRESETS[first]().n_vars
 
 
 def _flat(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
