@@ -33,6 +33,7 @@ from ornstein.answers import (
 )
 from ornstein.histogram import Histogram
 from ornstein.likelihood import Discrete, Likelihood, OfPixels
+from ornstein.linalg import in_graph
 from ornstein.transition import Transition
 
 FADED = 0.35  # bins; noise below which a network that has seen levels alone is left out
@@ -62,7 +63,7 @@ class Residual:
         sigma = (-logsnr / 2).exp()
         beyond, more = self._beyond(self.histogram, x_noisy, sigma, answer)
         scale = _trusted(answer.scale, self.histogram, sigma)
-        return beyond + scale * self._call(state, [*extras, *more], logsnr)
+        return beyond + self._added(scale, state, [*extras, *more], logsnr)
 
     def joint(self, y: Tensor, kernel: Transition, view: View, x_noisy: Tensor | None) -> Tensor:
         """Of the noise in all variables: (B, K, *shape); x̃ is found from y where it is None."""
@@ -86,7 +87,7 @@ class Residual:
         scale = answer.scale.expand_as(y[:, 0])
         if self.histogram is not None:
             scale = _trusted(scale, self.histogram, view.sigma)
-        guess = scale.unsqueeze(1) * self._call(state, extras, view.logsnr)
+        guess = self._added(scale.unsqueeze(1), state, extras, view.logsnr)
         return guess if beyond is None else guess + expand(view.direction, beyond)
 
     # ---------------------------------------------------------------- what the network is told
@@ -110,6 +111,16 @@ class Residual:
         return waves
 
     # ---------------------------------------------------------------- the network
+
+    def _added(
+        self, scale: Tensor, state: Tensor, extras: Sequence[Tensor], logsnr: Tensor
+    ) -> Tensor:
+        """What the network adds: like `state`. It is not asked where nothing is left of it, as at
+        the end of dequantised pixels, which would be every second time."""
+        fading = self.histogram is not None and self.histogram.even
+        if fading and not in_graph() and not bool(scale.any()):
+            return torch.zeros_like(state)
+        return scale * self._call(state, extras, logsnr)
 
     def _call(self, state: Tensor, extras: Sequence[Tensor], logsnr: Tensor) -> Tensor:
         """The network on its normalised input, checked: like `state`."""

@@ -24,7 +24,16 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, kl_divergence
 
 import ornstein
-from ornstein import Discrete, NoiseLevel, Process, ScoreModel, Tweedie, elbo, histogram
+from ornstein import (
+    Discrete,
+    NoiseLevel,
+    Process,
+    ScoreModel,
+    Tweedie,
+    elbo,
+    histogram,
+    residuals,
+)
 from ornstein.answers import View, contract, expand
 from ornstein.data import Dataset, Split
 from ornstein.histogram import Histogram
@@ -461,3 +470,24 @@ def test_a_network_of_levels_is_left_out_inside_a_bin() -> None:
     assert torch.allclose(added[0], all_[0], rtol=1e-6, atol=1e-12)  # the same histogram, nearly
     assert bool((added[2] == 0).all()) and bool((all_[2] != 0).all())
     assert bool((added[1].abs() > 0.01).all())
+
+
+@pytest.mark.parametrize("parametrisation", BOTH)
+def test_a_network_that_is_left_out_is_not_asked(
+    parametrisation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the paper's bound: the same numbers, bit for bit, from half of the calls."""
+    x, process = drawn(50, DIMS), made("cld")
+    model = model_of(process, parametrisation, gain=1.0)
+    level, calls = model.truncation_for(Tweedie(LEVELS)), []
+    model.network.register_forward_hook(lambda *_: calls.append(1))
+
+    def found() -> Any:
+        options: Any = {"likelihood": Tweedie(LEVELS), "truncation": level}
+        return elbo(model, x, draws=4, random=rows(x, 0), **options)
+
+    quick, few = found(), len(calls)
+    monkeypatch.setattr(residuals, "in_graph", lambda: True)  # where nothing can be read
+    slow = found()
+    assert few == 1 and len(calls) - few == 2
+    assert torch.equal(quick.samples, slow.samples) and bool((quick.errors != 0).any())
