@@ -35,6 +35,8 @@ PAPER = {
         "joint-vpsde": 1.26,
         "joint-learned-1": 1.28,
         "joint-learned-2": 1.33,
+        "joint-learned-cld": 1.28,  # learned, K = 2, from another start
+        "joint-learned-alda": 1.33,
         "joint-cld": 1.35,
         "joint-malda": 1.65,
         "joint-alda": 124.60,
@@ -107,7 +109,7 @@ def test_figures_of_the_paper(name: str) -> None:
     assert found == PAPER[name]
     if name == "mnist":
         seeds = {one.recipe: one.seeds for one in plan(name).run}
-        assert all(len(seeds[f"joint-learned-{n}"]) >= 2 for n in (1, 2))
+        assert all(len(seeds[f"joint-learned-{n}"]) >= 2 for n in (1, 2, "cld", "alda"))
 
 
 @pytest.mark.parametrize("name", sorted(WEIGHTS))
