@@ -76,3 +76,22 @@ def test_one_example_has_no_error() -> None:
     found = pairing.difference(one, other)
     assert found == {"difference": 0.25, "standard_error": None, "examples": 1}
     assert pairing.shown(found) == "+0.2500" and pairing.shown(None) == ""
+
+
+def test_figures_alone() -> None:
+    """The same examples by the data's fingerprint, and the error of both draws."""
+    base = {"examples": 9, "split": "test", "data": {"fingerprint": "ab"}}
+    one = {**base, "bits_per_dim": 1.5, "draw_error": 0.03}
+    other = {**base, "bits_per_dim": 1.25, "draw_error": 0.04}
+    found = pairing.difference_of_figures(one, other)
+    assert found is not None
+    assert found == {"difference": 0.25, "draw_error": pytest.approx(0.05), "examples": 9}
+    assert pairing.shown(found) == "+0.250 ± 0.050 (draws)"
+    itself = pairing.difference_of_figures(one, dict(one))
+    assert itself is not None and pairing.shown(itself) == "0"
+    unknown = pairing.difference_of_figures({**one, "draw_error": None}, other)
+    assert unknown is not None and pairing.shown(unknown) == "+0.2500"
+    for change in ({"examples": 8}, {"split": "valid"}, {"data": {"fingerprint": "cd"}}):
+        assert pairing.difference_of_figures(one, {**other, **change}) is None
+    for data in (None, {}):  # it is not known which they were
+        assert pairing.difference_of_figures({**one, "data": data}, {**other, "data": data}) is None

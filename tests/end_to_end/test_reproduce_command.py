@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pty
 import shutil
@@ -128,7 +129,48 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
     (table / "first.toml").write_text(recipe + 'split = "valid"\n')
     assert [run["name"] for run in after("--only", "second", "--runs", "there")] == ["second"]
     again = after("--only", "first", "--runs", "here")  # where it was finished for another split
-    assert again[0]["figures"][0]["split"] == "valid" and again[1] == both[1]
+    assert again[0]["figures"][0]["split"] == "valid"
+    now, then = (run["figures"][0].pop("against") for run in (again[1], both[1]))
+    assert again[1] == both[1]
+    assert (then["run"], now["run"]) == ("first", "second")  # whose examples are others by now
+
+
+def test_differences_of_a_table_in_parts(here: Path, said: Said) -> None:
+    """Example by example where both are at hand, else of the figures; never to one that is gone."""
+    recipe = 'about = "a part"\n[process]\nprocess = "{}"\n[[evaluate]]\nbound = "discrete"\n'
+    written(here, first=recipe.format("vpsde"), second=recipe.format("cld"))
+    result = here / "results" / "mine-smoke.json"
+
+    def after(*options: str) -> list[dict[str, Any]]:
+        code, _, err = said("reproduce", "mine", *SMOKE, *options)
+        assert code == 0, err
+        return [run["figures"][0] for run in read(result)["runs"]]
+
+    after("--only", "first", "--runs", "here")
+    first, second = after("--only", "second", "--runs", "there")
+    apart = second["bits_per_dim"] - first["bits_per_dim"]
+    error = math.hypot(first["draw_error"], second["draw_error"])
+    drawn = {"run": "first", "difference": apart, "draw_error": error, "examples": 4}
+    assert second["against"] == drawn and apart != 0
+    assert "(draws) |" in (here / "results" / "mine-smoke.md").read_text(encoding="utf-8")
+
+    record = read(result)  # as if the first had been another model's
+    older = record["runs"][0]["figures"][0]
+    older["bits_per_dim"] += 1
+    record["runs"][1]["figures"][0]["against"]["difference"] -= 1
+    result.write_text(json.dumps(record), encoding="utf-8")
+    kept = after("--only", "second", "--runs", "there")[1]["against"]
+    assert kept["difference"] == pytest.approx(apart - 1, abs=1e-12)
+    first, second = after("--only", "first", "--runs", "here")
+    assert second["against"] == drawn
+    none = {"run": "first", "difference": 0, "standard_error": 0, "examples": 4}
+    assert first["against"] == none
+
+    paired = after("--runs", "there")[1]["against"]
+    assert paired["difference"] == pytest.approx(apart, abs=1e-12)
+    assert paired["standard_error"] > 0 and "draw_error" not in paired
+    shutil.rmtree(here / "there")
+    assert after("--only", "first", "--runs", "here")[1]["against"] == drawn
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:

@@ -63,36 +63,62 @@ def collected(
         if known is not None and (run is None or not run["complete"]):
             run = known if known.get("rests_on") == errand.rests_on() else run
         if run is not None:
-            run = run if run is known else _compared(run, errand, errands)
-            found.append(_portable(run, f"{Path.cwd()}{os.sep}"))
+            found.append((errand, run, run is not known))
+    runs = [_portable(run, f"{Path.cwd()}{os.sep}") for run in _compared(found)]
     return {
         "table": plan.name,
         "title": plan.title,
         "about": plan.about,
         "command": command,
         "smoke": smoke,
-        "complete": len(found) == len(errands) and all(run["complete"] for run in found),
-        "runs": found,
+        "complete": len(runs) == len(errands) and all(run["complete"] for run in runs),
+        "runs": runs,
         "provenance": provenance(),
     }
 
 
-def _compared(run: Record, errand: Errand, errands: Sequence[Errand]) -> Record:
-    """With each figure of its first look beside that of the first joint run that has one."""
-    look = next(iter(errand.looks()), None)
-    others = [e for e in errands if look in e.looks() and e.finished() > 1]
-    joint = [e for e in others if e.recipe.experiment.model.parametrisation == "joint"]
-    if look is None or not others:
-        return run
-    base, mine = (joint or others)[0], _files(errand, look)
-    other = pairing.read(next(iter(_files(base, look).values())))
-    figures = []
-    for figure in run["figures"]:
-        if figure["look"] == look:
-            apart = pairing.difference(pairing.read(mine[figure["asked"]]), other)
-            figure = figure if apart is None else {**figure, "against": {"run": base.name, **apart}}
-        figures.append(figure)
-    return {**run, "figures": figures}
+Found = tuple[Errand, Record, bool]  # the last: whether it is in the folder of runs by now
+
+
+def _compared(found: Sequence[Found]) -> list[Record]:
+    """With each figure of a run's first look beside that of the first joint run that has one."""
+    runs = []
+    for one in found:
+        errand, run, fresh = one
+        look = next(iter(errand.looks()), None)
+        base = _base_of(found, look)
+        figures = []
+        for figure in run["figures"]:
+            known = figure.get("against")
+            figure = {key: value for key, value in figure.items() if key != "against"}
+            if base is not None and figure["look"] == look:
+                stays = not (fresh or base[2]) and known and known["run"] == base[1]["name"]
+                apart = known if stays else _apart(one, base, figure)
+                figure |= {"against": apart} if apart else {}
+            figures.append(figure)
+        runs.append({**run, "figures": figures})
+    return runs
+
+
+def _base_of(found: Sequence[Found], look: str | None) -> Found | None:
+    """The run to compare with: the first joint one with a figure of this look, or the first."""
+    having = [one for one in found if any(f["look"] == look for f in one[1]["figures"])]
+    joint = [one for one in having if one[1]["parametrisation"] == "joint"]
+    return next(iter([*joint, *having]), None)
+
+
+def _apart(one: Found, base: Found, figure: Record) -> Record | None:
+    """How far a figure is from the base's: example by example, or else as two figures are."""
+    look = figure["look"]
+    other = next(f for f in base[1]["figures"] if f["look"] == look)
+    rows = [
+        pairing.read(_files(errand, look)[f["asked"]]) if fresh else None
+        for (errand, _, fresh), f in ((one, figure), (base, other))
+    ]
+    apart = pairing.difference(*rows) or pairing.difference_of_figures(
+        {**figure, "data": one[1]["data"]}, {**other, "data": base[1]["data"]}
+    )
+    return {"run": base[1]["name"], **apart} if apart else None
 
 
 def _files(errand: Errand, look: str) -> dict[str, Path]:
