@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 from benchmarks import ablation, rounding
 from benchmarks.way_page import PLACE, tabled
 from ornstein.evaluation import with_error
-from ornstein.reproduce import auxiliary, results, runtime
+from ornstein.reproduce import auxiliary, pairing, results, runtime
 
 Record = dict[str, Any]
-TABLES = ("mnist", "cifar10", "tinyimagenet32", "digits", "answers", "tuning")
+TABLES = ("mnist", "cifar10", "tinyimagenet32", "digits", "answers")
+SETTINGS = ("tuning", "damping")  # tables of settings, several seeds each
 MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "runtime": runtime.rows,
     "auxiliary": auxiliary.rows,
     "ablation": ablation.rows,
+    "ablation-mnist": ablation.rows,
     "rounding": lambda record: [*rounding.rows(record), *rounding.ratios(record)],
 }
 PICTURES = {
@@ -33,7 +36,7 @@ PICTURES = {
 }
 #: curves of where the bits are, by the table they belong to
 CURVES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}
-NAMES = (*TABLES, "repeats", "efficiency", "samples", "where", *MEASURES)
+NAMES = (*TABLES, *SETTINGS, "repeats", "efficiency", "samples", "where", *MEASURES)
 README = ("tables",)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
@@ -50,12 +53,17 @@ def read(folder: Path) -> dict[str, Record]:
 
 def of_table(record: Record) -> Iterable[str]:
     """A table of the paper, with its origin."""
-    command = record["command"].split(" --only ")[0]  # of the whole, whose parts were done in turn
-    yield f"{record['title']}. {record['about']} `{command}`"
+    yield heading(record)
     yield ""
     yield from results.table(record)
     yield ""
     yield f"({results.where(record)})"
+
+
+def heading(record: Record) -> str:
+    """What a table is of, and the command that makes it."""
+    command = record["command"].split(" --only ")[0]  # of the whole, whose parts were done in turn
+    return f"{record['title']}. {record['about']} `{command}`"
 
 
 def origin(record: Record) -> str:
@@ -66,34 +74,87 @@ def origin(record: Record) -> str:
     return f"(`{record['command']}`; {where})"
 
 
-def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
-    """One recipe, trained several times: by other seeds, or once more (NAME-repeat*.json)."""
-    groups: dict[str, list[Record]] = {}
-    records = [record for key, record in found.items() if key.split("-repeat")[0] == name]
-    for run in (run for record in records for run in record["runs"]):
-        group = groups.setdefault(run["recipe"], [])
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe: by other seeds, or once more."""
+
+    runs: list[Record]
+    bits: list[float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.bits) / len(self.bits)
+
+    @property
+    def shown(self) -> list[str]:
+        """Cells of a table: how many, each, and their mean."""
+        return [str(len(self.bits)), ", ".join(f"{b:.4f}" for b in self.bits), f"{self.mean:.4f}"]
+
+
+def grouped(runs: Iterable[Record], look: str) -> list[Group]:
+    """By their recipes, in their order. One of a recipe that has changed since is left out."""
+    found: dict[str, list[Record]] = {}
+    for run in runs:
+        group = found.setdefault(run["recipe"], [])
         if not group or _seedless(group[0]) == _seedless(run):
             group.append(run)
-    table, squares, free = [], 0.0, 0
-    for group in groups.values():
-        if len(group) < 2:
-            continue
-        bits = [_first(run["figures"], look) for run in group]
-        mean = sum(bits) / len(bits)
-        squares += sum((b - mean) ** 2 for b in bits)
-        free += len(bits) - 1
-        title = f"{group[0]['parametrisation']}, {group[0]['process']}"
-        table.append([title, str(len(bits)), ", ".join(f"{b:.4f}" for b in bits), f"{mean:.4f}"])
-    if not table:
+    return [
+        Group(group, [_first(run["figures"], look) for run in group]) for group in found.values()
+    ]
+
+
+def chance(groups: Iterable[Group]) -> float:
+    """The standard deviation of one run about the mean of its recipe, of all groups together."""
+    several = [group for group in groups if len(group.bits) > 1]
+    squares = sum((b - group.mean) ** 2 for group in several for b in group.bits)
+    return sqrt(squares / sum(len(group.bits) - 1 for group in several))
+
+
+def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
+    """One recipe, trained several times: by other seeds, or once more (NAME-repeat*.json)."""
+    records = [record for key, record in found.items() if key.split("-repeat")[0] == name]
+    all_ = grouped((run for record in records for run in record["runs"]), look)
+    groups = [group for group in all_ if len(group.bits) > 1]
+    if not groups:
         return
-    yield from tabled(["", "runs", f"bits/dim, {results.worded(look)}", "mean"], table)
+    rows = [
+        [f"{group.runs[0]['parametrisation']}, {group.runs[0]['process']}", *group.shown]
+        for group in groups
+    ]
+    yield from tabled(["", "runs", f"bits/dim, {results.worded(look)}", "mean"], rows)
     yield ""
     yield (
-        f"The standard deviation of one run, of all of these together: {sqrt(squares / free):.4f}."
+        f"The standard deviation of one run, of all of these together: {chance(groups):.4f}."
         " (The same seed gives another run: sums on a GPU are not in a fixed order.)"
     )
     yield ""
     yield f"(In turn: {'. And: '.join(map(results.where, records))})"
+
+
+def settings(record: Record) -> Iterable[str]:
+    """A table of settings with several seeds each: their means, beside that of the first."""
+    (look,) = {figure["look"] for run in record["runs"] for figure in run["figures"]}
+    groups = grouped(record["runs"], look)
+    first, one = groups[0], chance(groups)
+    rows = []
+    for group in groups:
+        error = one * sqrt(1 / len(group.bits) + 1 / len(first.bits))
+        apart = {"difference": group.mean - first.mean, "standard_error": error}
+        beside = "" if group is first else pairing.shown(apart)
+        cells = [group.runs[0]["about"], str(group.runs[0]["variables"])]
+        rows.append([*cells, *group.shown, beside])
+    yield heading(record)
+    yield ""
+    heads = ["", "K", "runs", f"bits/dim, {results.worded(look)}", "mean", "minus the first"]
+    yield from tabled(heads, rows)
+    yield ""
+    examples = record["runs"][0]["figures"][0]["examples"]
+    yield (
+        f"All on the same {examples} examples. The standard deviation of one run about the mean of "
+        f"its setting, of all of these together: {one:.4f}; errors in the last column are by it."
+    )
+    yield ""
+    yield f"({results.where(record)})"
 
 
 def _first(figures: list[Record], look: str) -> float:
@@ -163,6 +224,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
     """What stands in one place."""
     if name in TABLES and name in found:
         yield from of_table(found[name])
+    elif name in SETTINGS and name in found:
+        yield from settings(found[name])
     elif name in MEASURES and name in found:
         yield from MEASURES[name](found[name])
         yield ""

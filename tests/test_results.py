@@ -91,6 +91,34 @@ def test_runs_of_one_recipe() -> None:
     assert list(results_page.repeats({"t": again}, "t", "discrete")) == []
 
 
+def test_settings_beside_the_first() -> None:
+    """Means over seeds; the error of a difference is one run's deviation, by how many there are."""
+
+    def run(about: str, bits: float, seed: int) -> dict[str, object]:
+        return {
+            "recipe": about,
+            "about": about,
+            "variables": 2,
+            "experiment": {"training": {"seed": seed}},
+            "figures": [{"look": "discrete-valid", "bits_per_dim": bits, "examples": 5}],
+            "provenance": {"cpu": "a CPU", "torch": "2", "date": "today", "commit": "0"},
+        }
+
+    runs = [("a", 1.0), ("a", 1.2), ("b", 2.1), ("b", 1.9), ("b", 2.0), ("c", 3.0)]
+    record = {"title": "T", "about": "It.", "command": "c --only a"}
+    lines = list(
+        results_page.settings({**record, "runs": [run(a, b, i) for i, (a, b) in enumerate(runs)]})
+    )
+    # deviations ∓0.1 of a, +0.1, −0.1 and 0 of b, one run of c: √(0.04/3) = 0.11547
+    assert lines[0] == "T. It. `c`"
+    assert lines[4:7] == [
+        "| a | 2 | 2 | 1.0000, 1.2000 | 1.1000 |  |",
+        "| b | 2 | 3 | 2.1000, 1.9000, 2.0000 | 2.0000 | +0.90 ± 0.11 |",  # √(1/2 + 1/3)
+        "| c | 2 | 1 | 3.0000 | 3.0000 | +1.90 ± 0.14 |",  # √(1/2 + 1)
+    ]
+    assert "same 5 examples" in lines[8] and "together: 0.1155;" in lines[8]
+
+
 def test_headlines_are_of_one_network() -> None:
     """Its figures under all processes, from the least to the most, with the largest error."""
     figures = [("discrete", 3.0, 0.01), ("discrete", 2.5, 0.02), ("tweedie", 4.0, 0.03)]

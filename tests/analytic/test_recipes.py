@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import ornstein
+from ornstein import Diffusion
 from ornstein.data import Dataset, Split
 from ornstein.reproduce import recipe
 from ornstein.reproduce.recipe import Bits, Grid, plan, read
@@ -63,7 +65,7 @@ def test_every_file_is_a_recipe_or_a_table() -> None:
         *recipe.names(),
         *(f"{name}/table" for name in recipe.tables()),
     }
-    assert recipe.tables() == sorted([*SHAPES, "answers", "tuning"])
+    assert recipe.tables() == sorted([*SHAPES, "answers", "damping", "tuning"])
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -101,6 +103,25 @@ def test_answers_differ_by_what_a_network_is_added_to() -> None:
     same = replace(found["gaussian"].model, histogram=True, bins="auto")
     assert all(replace(e.model, histogram=True, bins="auto") == same for e in found.values())
     assert len({str(e.training) + str(e.process) + str(e.data) for e in found.values()}) == 1
+
+
+def test_damping_is_what_the_recipes_say() -> None:
+    """The part of Γ, or of γ and ξ, beside the presets, and nothing else."""
+    models = {
+        one.name.split("/")[1]: one.experiment.process.build() for one in plan("damping").recipes
+    }
+    for name, process in models.items():
+        known = getattr(ornstein, name.partition("-")[0])()
+        assert isinstance(process, Diffusion) and isinstance(known, Diffusion)
+        assert torch.equal(process.S, known.S)
+        assert torch.equal(process.auxiliary.factor(), known.auxiliary.factor())
+        factor = {"cld-light": 0.5, "cld-heavy": 2.0, "alda-heavy": 2.0}.get(name, 1.0)
+        if name == "alda-light":
+            assert process.Q.tolist() == [[0, -1, 0], [1, 0, -1], [0, 1, 0]]
+            assert process.D.tolist() == torch.diag(torch.tensor([0.0, 0, 1])).tolist()
+        else:
+            assert torch.allclose(process.Q, known.Q, rtol=1e-9, atol=0)
+            assert torch.allclose(process.D, factor * known.D, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("name", sorted(PAPER))

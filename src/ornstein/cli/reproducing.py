@@ -38,6 +38,7 @@ tables:
   digits      the same on the embedded digits, for a CPU: minutes, no downloads
   answers     what a network is added to, on the digits
   tuning      how a learned process is set up, on the digits
+  damping     how CLD and ALDA are damped, on the digits
   runtime     what it costs to find the kernel automatically
   auxiliary   whether the auxiliary variables know anything of the data
 
