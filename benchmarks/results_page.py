@@ -44,6 +44,7 @@ LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.
 
 #: the smallest bits/dim of the paper's Table 1 (VPSDE; learned, K = 2)
 BEST = {"mnist": 1.26, "cifar10": 3.07}
+UNDER = ("vpsde", "cld", "malda", "alda")  # that a channel model is put under
 
 
 def read(folder: Path) -> dict[str, Record]:
@@ -62,7 +63,8 @@ def of_table(record: Record) -> Iterable[str]:
 
 def heading(record: Record) -> str:
     """What a table is of, and the command that makes it."""
-    command = record["command"].split(" --only ")[0]  # of the whole, whose parts were done in turn
+    # of the whole, whose parts may have been done in turn
+    command = re.sub(r" --only( (?!--)\S+)+", "", record["command"])
     return f"{record['title']}. {record['about']} `{command}`"
 
 
@@ -175,8 +177,9 @@ def efficiency(record: Record) -> Iterable[str]:
         own = {f["look"]: f for f in run["figures"] if f["process"] == run["process"]}
         name = f"{run['parametrisation']}, {run['process']}"
         cells = [name, str(run["variables"]), f"{run['parameters'] / 1e6:.1f} M"]
-        for figure in (own["discrete"], own["tweedie"]):
-            cells.append(with_error(figure["bits_per_dim"], figure["standard_error"]))
+        for figure in (own.get("discrete"), own.get("tweedie")):  # what there is by now
+            known = figure and with_error(figure["bits_per_dim"], figure["standard_error"])
+            cells.append(known or "")
         rows.append([*cells, "" if run["paper"] is None else f"{run['paper']:.2f}"])
     yield from tabled(["", "K", "weights", "discrete", "tweedie", "published"], rows)
 
@@ -196,9 +199,11 @@ def headlines(found: dict[str, Record]) -> Iterable[str]:
     rows = []
     for name, best in BEST.items():
         runs = found[name]["runs"] if name in found else []
-        run = next((run for run in runs if run["name"] == "channel"), None)
+        run = next((run for run in runs if run["name"] == "channel" and run["complete"]), None)
         if run is None:
             continue
+        if {f["process"] for f in run["figures"]} != set(UNDER):
+            raise ValueError(f"the channel model of {name} is not under {', '.join(UNDER)} alone")
         cells = [f"{CURVES[name]}, {run['parameters'] / 1e6:.1f} M weights"]
         for look in ("discrete", "tweedie"):
             figures = [f for f in run["figures"] if f["look"] == look]
@@ -207,8 +212,9 @@ def headlines(found: dict[str, Record]) -> Iterable[str]:
             cells.append(f"{min(bits):.4f} to {max(bits):.4f} ± {error:.4f}")
         machine = run["provenance"].get("gpu") or run["provenance"]["cpu"]
         rows.append([*cells, f"{best:.2f}", f"{run['seconds'] / 60:.1f} min, {machine}"])
-    heads = ["bits/dim", "under VPSDE, CLD, MALDA, ALDA", "by the paper's bound"]
-    yield from tabled([*heads, "the paper's best", "training"], rows)
+    heads = ["bits/dim", f"under {', '.join(UNDER).upper()}", "by the paper's bound"]
+    if rows:
+        yield from tabled([*heads, "the paper's best", "training"], rows)
 
 
 def where(pictures: Path) -> Iterable[str]:

@@ -124,11 +124,13 @@ def test_headlines_are_of_one_network() -> None:
     figures = [("discrete", 3.0, 0.01), ("discrete", 2.5, 0.02), ("tweedie", 4.0, 0.03)]
     channel = {
         "name": "channel",
+        "complete": True,
         "parameters": 2_000_000,
         "seconds": 90.0,
         "figures": [
-            {"look": look, "bits_per_dim": bits, "standard_error": error}
+            {"look": look, "process": name, "bits_per_dim": bits, "standard_error": error}
             for look, bits, error in figures
+            for name in results_page.UNDER
         ],
         "provenance": {"cpu": "a CPU", "gpu": "a GPU"},
     }
@@ -140,6 +142,40 @@ def test_headlines_are_of_one_network() -> None:
         "| CIFAR-10, 2.0 M weights | 2.5000 to 3.0000 ± 0.0200 | 4.0000 to 4.0000 ± 0.0300 | 3.07 "
         "| 1.5 min, a GPU |"
     ]
+
+
+def test_a_table_that_is_not_finished() -> None:
+    """What is there is shown, and a headline waits."""
+    figure = {"look": "discrete", "process": "cld", "bits_per_dim": 3.0, "standard_error": 0.01}
+    run = {
+        "name": "channel",
+        "complete": False,
+        "parametrisation": "joint",
+        "process": "cld",
+        "variables": 2,
+        "parameters": 2_000_000,
+        "paper": 3.11,
+        "figures": [figure],
+    }
+    record = {"runs": [run]}
+    last = list(results_page.efficiency(record))[-1]
+    assert last == "| joint, cld | 2 | 2.0 M | 3.000 ± 0.010 |  | 3.11 |"
+    assert list(results_page.headlines({"cifar10": record})) == []
+    with pytest.raises(ValueError, match="not under vpsde"):
+        list(results_page.headlines({"cifar10": {"runs": [{**run, "complete": True}]}}))
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("o r t --only a b --device cpu", "o r t --device cpu"),
+        ("o r t --jobs 2 --only a", "o r t --jobs 2"),
+        ("o r t", "o r t"),
+    ],
+)
+def test_the_command_of_the_whole(typed: str, shown: str) -> None:
+    record = {"title": "T", "about": "It.", "command": typed}
+    assert results_page.heading(record) == f"T. It. `{shown}`"
 
 
 def test_every_figure_has_its_place() -> None:

@@ -33,6 +33,7 @@ from ornstein.schedules import (
     Schedule,
     as_schedule,
     positive_number,
+    proportion,
     rebuilt_rate,
 )
 
@@ -237,9 +238,9 @@ def learned(
     """A process to be learned: Q = Q̃ − Q̃ᵀ, D = D̃D̃ᵀ (diagonal, or full), S fixed.
 
     Starts as VPSDE on every variable (D = ½) with a random rotation between them (from seed); or
-    from another process, whose Q, D and whatever is not given it takes over. Where that has no
-    noise it starts with a thousandth of its largest: a D̃ of 0 has no gradient, and would stay.
-    n_aux: 1 by default, or that of start.
+    from another process, whose Q, D and whatever is not given it takes over (seed is not used).
+    Where that has no noise it starts with a thousandth of its largest: a D̃ of 0 has no gradient,
+    and would stay. n_aux: 1 by default, or that of start.
     learn_rates: "shared" learns one clock for Q and D, "separate" one each; both keep their ends.
     """
     if learn_rates not in ("no", "shared", "separate"):
@@ -280,7 +281,7 @@ class _Begin:
     v0_coupling: Tensor | None = None
 
     def clocks(self, learn: str) -> dict[str, Schedule]:
-        if learn == "shared" and self.rate_q is not self.rate_d:
+        if learn == "shared" and proportion(self.rate_q, self.rate_d) != 1.0:
             raise ValueError(
                 f"learn_rates='shared', but Q and D of {self.name!r} run on clocks of their own; "
                 "expected learn_rates='separate', or one rate= for both."
@@ -308,15 +309,15 @@ def _at(
     """With the matrices of another process; a little noise where it has none."""
     if not isinstance(start, Diffusion):
         raise ValueError(
-            f"learned got start={start!r}; expected a process with Q and D, such as ornstein.cld() "
-            "or a Diffusion of your own."
+            f"learned got start={getattr(start, 'name', start)!r}; expected a process with Q and "
+            "D, such as ornstein.cld() or a Diffusion of your own."
         )
     if n_aux not in (None, start.n_vars - 1):
         raise ValueError(
             f"learned got n_aux={n_aux!r} and a start with {start.n_vars - 1} auxiliary variables; "
             "expected as many. Leave n_aux out."
         )
-    if horizon is not None and not math.isclose(horizon, start.horizon):
+    if horizon is not None and not math.isclose(positive_number(horizon, "horizon"), start.horizon):
         raise ValueError(
             f"learned got horizon={horizon!r} and a start that runs to {start.horizon:g}; expected "
             "the same. Leave horizon out, or give it to start."
@@ -336,8 +337,8 @@ def _at(
         raise ValueError(
             f"learned got a start whose D is not diagonal, {start.name!r}; expected full=True."
         )
-    floor = torch.where(own > 0, own, LEAST * own.max())
-    raw_D = semidefinite_factor(D + torch.diag(floor - own)) if full else floor.sqrt()
+    least = LEAST * own.max()
+    raw_D = _with_noise(D, least) if full else torch.where(own > 0, own, least).sqrt()
     factor = law.factor().detach()[1:]
     return _Begin(
         begin.Q.detach().tril(),
@@ -352,6 +353,14 @@ def _at(
     )
 
 
+def _with_noise(D: Tensor, least: Tensor) -> Tensor:
+    """C with C Cᵀ = D, and so much noise in every direction in which D has none: (K, K)."""
+    C = semidefinite_factor(D)
+    rank = int((C != 0).any(0).sum())  # columns of zeros come last
+    empty = torch.linalg.svd(C).U[:, rank:]  # orthogonal to all that C has
+    return torch.cat([C[:, :rank], least.sqrt() * empty], 1)
+
+
 PRESETS: dict[str, Callable[..., Process]] = {
     "vpsde": vpsde,
     "subvpsde": subvpsde,
@@ -361,3 +370,4 @@ PRESETS: dict[str, Callable[..., Process]] = {
     "alda": alda,
     "malda": malda,
 }
+STARTS = ("vpsde", "cld", "psld", "alda", "malda")  # those with Q and D, to learn from

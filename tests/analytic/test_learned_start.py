@@ -10,7 +10,8 @@ import torch
 import ornstein
 from ornstein import Cosine, Diffusion, Linear, Monotone
 from ornstein.parts import described, rebuilt
-from ornstein.processes import LEAST, PRESETS
+from ornstein.processes import LEAST, PRESETS, STARTS
+from ornstein.reproduce.recipe import Bits
 from ornstein.training.choices import Diffusing, as_learned
 from tests.conformance.zoo import THREE_D, THREE_Q, TURN
 from tests.test_errors import message, says
@@ -18,7 +19,6 @@ from tests.test_errors import message, says
 F64 = torch.float64
 TWO_S = [[1.0, 0.2], [0.2, 2.0]]
 TIMES = torch.tensor([1e-3, 0.03, 0.4, 1.0], dtype=F64)
-STARTS = ("vpsde", "cld", "psld", "alda", "malda")
 OWN = Diffusion(
     TURN,
     [[1.0, 0.3], [0.3, 0.5]],
@@ -122,8 +122,65 @@ def test_names() -> None:
     process = Diffusing("learned-malda", rate=(0.1, 10.0), v0_variance=0.2).build()
     start = ornstein.malda(rate=Linear(0.1, 10.0), v0_variance=0.2)
     same(process, ornstein.learned(start=start))  # type: ignore[arg-type]
-    says(message(lambda: Diffusing("learned-vesde").build()), "start=", "Q and D", "cld")
-    says(message(lambda: Diffusing("learned-cldd").build()), "learned-cldd", "learned-cld")
+    assert as_learned("learned-vesde") is None  # it has no Q and D
+    for name, meant in (
+        ("learned-cldd", "learned-cld"),
+        ("learned-malda-ful", "learned-malda-full"),
+        ("learned-psdl", "learned-psld"),
+    ):
+        says(message(lambda name=name: Diffusing(name).build()), f"{name!r}", f"meant {meant!r}")
+        says(message(lambda name=name: Bits(process=(name,))), f"{name!r}", f"meant {meant!r}")
+    says(message(lambda: Diffusing("learned-vesde").build()), "learned-P", "vpsde, cld, psld, alda")
+    assert Bits(process=("learned-cld", "learned-2-full")).process[0] == "learned-cld"
+    assert set(STARTS) == {n for n, make in PRESETS.items() if isinstance(make(), Diffusion)}
+
+
+@pytest.mark.parametrize(
+    ("D", "missing"),
+    [
+        ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], 2),
+        ([[1.0, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 0.0]], 2),
+        ([[1e-18, 0.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.5, 0.25]], 1),  # little is not nothing
+        ([[1.0, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 1e-18]], 1),
+        ([[2.0, 0.3, 0.1], [0.3, 1.0, 0.2], [0.1, 0.2, 0.5]], 0),
+    ],
+)
+def test_noise_in_every_direction(D: list[list[float]], missing: int) -> None:
+    """A full D of whatever rank: what it lacks is added there alone, and all of it can move."""
+    start = Diffusion(THREE_Q, D)
+    process = ornstein.learned(start=start, full=True)
+    added = process.D.detach() - start.D
+    noise = [0.0] * (3 - missing) + [LEAST * max(D[0][0], D[1][1])] * missing
+    wanted = torch.tensor(noise, dtype=F64)
+    # to rounding of D's largest entry
+    torch.testing.assert_close(torch.linalg.eigvalsh(added), wanted, rtol=0, atol=1e-15)
+    assert (start.D @ added).abs().max() < 1e-15  # where it has noise nothing is added
+    for i in (0, 2):
+        if D[i][i] == 1e-18:
+            assert process.D[i, i].item() == pytest.approx(1e-18, rel=1e-9)
+    process.transition(TIMES).logsnr.sum().backward()
+    raw = process.get_parameter("make_D.raw").grad
+    assert raw is not None and bool((raw != 0).any(0).all())
+
+
+def test_a_law_that_was_learned() -> None:
+    """Of a start that has moved: a covariance of v₀ that is not diagonal, a coupling."""
+    first = ornstein.learned(
+        2,
+        full=True,
+        v0_variance=[[0.3, 0.1], [0.1, 0.2]],
+        v0_coupling=[0.1, -0.2],
+        learn_v0_variance=True,
+        learn_v0_coupling=True,
+    )
+    with torch.no_grad():
+        for i, value in enumerate(first.parameters()):
+            value.add_(0.05 * (i + 1))
+    process = ornstein.learned(start=first, full=True)
+    same(process, first, atol=1e-14)
+    torch.testing.assert_close(
+        process.transition(TIMES).response, first.transition(TIMES).response, rtol=1e-12, atol=1e-14
+    )
 
 
 def test_mistakes() -> None:
@@ -134,6 +191,11 @@ def test_mistakes() -> None:
     says(message(lambda: ornstein.learned(start=OWN)), "not diagonal", "mine", "full=True")
     own = message(lambda: ornstein.learned(start=OWN, full=True, learn_rates="shared"))
     says(own, "clocks of their own", "separate")
+    equal = Diffusion(TURN, [[1.0, 0.0], [0.0, 1.0]], rate_q=Linear(), rate_d=Linear())
+    shared = ornstein.learned(start=equal, learn_rates="shared")
+    assert shared.rate_q is shared.rate_d
+    says(message(lambda: ornstein.learned(start=cld, horizon=-1.0)), "horizon was given as -1")
+    says(message(lambda: ornstein.learned(start=ornstein.vesde())), "start='vesde'", "Q and D")  # type: ignore[arg-type]
     clocked = ornstein.learned(1, learn_rates="shared")
     says(message(lambda: ornstein.learned(start=clocked)), "rates are learned", "rate=")
     three = Diffusion(THREE_Q, THREE_D)

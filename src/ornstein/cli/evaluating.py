@@ -52,7 +52,8 @@ class Evaluate:
     models: Models
     """Folders of runs or saved models."""
     process: Names = ()
-    """Processes to put a channel model under: presets, learned-N, or runs (default: its own)."""
+    """Processes to put a channel model under: presets, learned-N, learned-PRESET, or runs (default:
+    its own)."""
     split: Literal["test", "valid", "train"] = "test"
     """Which examples."""
     which: Which = "best"

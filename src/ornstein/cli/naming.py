@@ -22,7 +22,7 @@ def process(
     horizon: float = 1.0,
     device: torch.device | None = None,
 ) -> Process:
-    """A preset by its name, learned-N, or the process of a trained model, by its folder."""
+    """A preset by its name, learned-N, learned-PRESET, or the process of a model, by its folder."""
     if is_model(name):
         if rate is not None:
             raise ValueError(f"--rate was given, but {name} is a trained model; leave --rate out.")

@@ -19,7 +19,6 @@ from rich.markup import escape
 
 from ornstein import viz
 from ornstein.cli.reading import NoHint
-from ornstein.cli.words import of_time
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
 from ornstein.reproduce.results import collected, outdated, table, where
@@ -97,7 +96,8 @@ class Reproduce:
         jobs = self.jobs or (plan.jobs if device.type == "cuda" else 1)
         console.print(f"[bold]{escape(plan.title)}[/bold]: {len(todo)} runs, {jobs} side by side")
         if plan.minutes is not None and not (self.smoke or self.only):
-            console.print(f"on one H200 about {of_time(60 * plan.minutes)}", style="dim")
+            about = f"on one H200, {plan.jobs} side by side, about {plan.minutes:g} min"
+            console.print(about, style="dim")
         if self.dry_run:
             for errand in todo:
                 console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")

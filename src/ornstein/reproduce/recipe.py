@@ -24,7 +24,7 @@ from ornstein.data.toys import TOYS
 from ornstein.processes import PRESETS
 from ornstein.sampling.solvers import SolverName
 from ornstein.training import Experiment
-from ornstein.training.choices import as_learned
+from ornstein.training.choices import as_learned, hint_of
 from ornstein.training.options import Checked
 from ornstein.training.records import from_record
 
@@ -62,10 +62,9 @@ class Bits(Checked):
         for name in self.process:
             known = name in PRESETS or as_learned(name) is not None
             if not known and not Path(name).exists():
-                close = difflib.get_close_matches(name, PRESETS, n=1)
-                hint = f" Perhaps you meant {close[0]!r}." if close else ""
                 raise ValueError(
-                    f"process={name!r}; expected a preset, learned-N or the folder of a run.{hint}"
+                    f"process={name!r}; expected a preset, learned-N, learned-PRESET or the folder "
+                    f"of a run.{hint_of(name)}"
                 )
 
     @property
@@ -217,7 +216,7 @@ class Plan:
     about: str
     run: tuple[Planned, ...]
     jobs: int = 1  # runs that one GPU does side by side
-    minutes: float | None = None  # that all of it takes on one H200, where that was measured
+    minutes: float | None = None  # that all of it takes on one H200, about
     recipes: tuple[Recipe, ...] = field(default=(), repr=False)  # of the runs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from ornstein.histogram import FEATURES
 from ornstein.likelihood import Continuous, Discrete, Likelihood, Tweedie
 from ornstein.networks import MLP, UNet
 from ornstein.process import Process
-from ornstein.processes import PRESETS, learned
+from ornstein.processes import PRESETS, STARTS, learned
 from ornstein.schedules import Linear
 from ornstein.score import FeaturesOf, Parametrisation, ScoreModel
 from ornstein.truncation import chosen
@@ -60,8 +60,8 @@ class Diffusing:
     """How the data is noised."""
 
     process: str = "vpsde"
-    """A preset; learned-N with N auxiliary variables, or learned-PRESET, which starts from it (both
-    also with -full); or own, with Q and D."""
+    """A preset; learned-N with N auxiliary variables, or learned-PRESET, which starts from a preset
+    with Q and D (both also with -full); or own, with Q and D."""
     Q: Rows | None = None
     """Skew-symmetric matrix of a process of your own."""
     D: Rows | None = None
@@ -84,7 +84,7 @@ class Diffusing:
     """Of a learned process: learn the variance of the auxiliary variables at time 0."""
 
     def build(self, seed: int = 0) -> Process:
-        """The process; seed is for the start of a learned one."""
+        """The process; seed is for a learned one that starts at random."""
         options: dict[str, Any] = {"horizon": self.horizon}
         if self.rate is not None:
             options["rate"] = Linear(*self.rate, self.horizon)
@@ -137,21 +137,26 @@ class Diffusing:
 
 def as_learned(name: str) -> tuple[int | str, bool] | None:
     """Of learned-FIRST and learned-FIRST-full: how many auxiliary variables, or which preset."""
-    found = re.fullmatch(rf"learned-(\d+|{'|'.join(PRESETS)})(-full)?", name)
+    found = re.fullmatch(rf"learned-(\d+|{'|'.join(STARTS)})(-full)?", name)
     if found is None:
         return None
     return int(found[1]) if found[1].isdecimal() else found[1], bool(found[2])
 
 
+def hint_of(name: str, others: Sequence[str] = ()) -> str:
+    """The process that may have been meant; others: names that would do as well."""
+    learnt = [f"learned-{first}{full}" for first in (1, 2, *STARTS) for full in ("", "-full")]
+    close = difflib.get_close_matches(name.lower(), [*PRESETS, *learnt, *others], n=1)
+    return f" Perhaps you meant {close[0]!r}." if close else ""
+
+
 def named(name: str, options: Mapping[str, Any]) -> Process:
     """A preset by its name, with the options that it has."""
     if name not in PRESETS:
-        known = [*PRESETS, "learned-1", "learned-2", "learned-cld", "learned-alda", "own"]
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f" Perhaps you meant {close[0]!r}." if close else ""
         raise ValueError(
-            f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}, or "
-            f"learned-N with N auxiliary variables, or learned-PRESET.{hint}"
+            f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}, or learned-N "
+            f"with N auxiliary variables, or learned-P with P one of {', '.join(STARTS)}."
+            f"{hint_of(name, ('own',))}"
         )
     make: Callable[..., Process] = PRESETS[name]
     known = list(inspect.signature(make).parameters)
