@@ -256,9 +256,10 @@ def test_a_partial_description_is_no_obstacle(tmp_path: Path) -> None:
         None,
         None,
     )
-    asked = {"model": {}, "experiment": {"process": {"process": "learned-3-full"}}}
-    run = read_run(make_run(tmp_path / "b", config=asked))
-    assert (run.process, run.n_vars) == ("learned-3-full", 4)
+    for name, count in (("learned-cld", 2), ("learned-alda-full", 3), ("learned-3-full", 4)):
+        asked = {"model": {}, "experiment": {"process": {"process": name}}}
+        run = read_run(make_run(tmp_path / name, config=asked))
+        assert (run.process, run.n_vars) == (name, count)
     check(viz.report([run]))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ornstein.training.run import read_metrics
 from tests import training_helpers as helpers
 from tests.data_files import cifar, write_idx
 from tests.training_helpers import Said
@@ -73,6 +74,12 @@ def test_a_table_of_the_digits(here: Path, said: Said) -> None:
     assert [f["look"] for f in learned["figures"]] == ["discrete", "tweedie"]
     assert (channel["steps"], channel["batch"], channel["images"]) == (3, 4, 12)
     assert learned["variables"] == 2 and channel["variables"] == 1
+    lines = read_metrics(folder / "digits" / "channel")
+    looks = [line for line in lines if "valid_bits_per_dim" in line]
+    assert [look["step"] for look in channel["validation"]] == [line["step"] for line in looks]
+    assert channel["validation"][-1]["bits_per_dim"] == looks[-1]["valid_bits_per_dim"]
+    assert channel["validation"][-1]["standard_error"] == looks[-1]["valid_standard_error"] > 0
+    assert channel["loss"] == [line for line in lines if "bits_per_dim" in line][-1]["bits_per_dim"]
     assert channel["learned"] is None
     q = learned["learned"]["Q"]
     assert q[0][1] == -q[1][0] != 0
@@ -266,7 +273,8 @@ def test_one_at_a_time(here: Path, said: Said) -> None:
     assert code == 2 and "another process is at work in runs/reproduce/mine" in err
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if str(here) in os.readlink(path.parent / "cwd") and b"train" in path.read_bytes():
+            words = path.read_bytes().split(b"\0")
+            if str(here) in os.readlink(path.parent / "cwd") and b"train" in words:
                 os.kill(int(path.parent.name), signal.SIGTERM)
     second = helpers.waited(lambda: _free(here / "runs/reproduce/mine/reproduce.lock"))
     assert second

@@ -37,6 +37,9 @@ CASES = {
         *("--parametrisation", "joint", "--process", "learned-1", "--learn-rates", "separate"),
         *("--learn-v0", "--process-lr", "0.3", "--warmup", "2"),
     ),
+    "joint, from CLD on": (
+        *("--parametrisation", "joint", "--process", "learned-cld-full", "--process-lr", "0.3"),
+    ),
     "accumulated, adaptive times": (
         *("--accumulate", "2", "--times", "adaptive", "--dropout", "0.2", "--warmup", "0"),
     ),

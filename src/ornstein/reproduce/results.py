@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ornstein.evaluation import with_error
+from ornstein.evaluation import with_error, without_nan
 from ornstein.parts import rebuilt
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
@@ -186,11 +186,20 @@ def _run(errand: Errand) -> Record | None:
         "precision": training.get("precision"),
         "data": run.config.get("data"),
         "experiment": run.config.get("experiment"),
+        **without_nan(_along(run)),
         "learned": _learned(run, trained=done > 0),
         "model": run.config.get("model"),
         "provenance": _origin(run),
         "figures": figures,
     }
+
+
+def _along(run: RunSummary) -> Record:
+    """The last mean of the loss, and the looks at the validation split."""
+    names = ("step", "valid_bits_per_dim", "valid_standard_error")
+    looks = [{n.removeprefix("valid_"): line.get(n) for n in names} for line in run.validation]
+    loss = run.training[-1].get("bits_per_dim") if run.training else None
+    return {"loss": loss, "validation": looks}
 
 
 def _parameters(run: RunSummary) -> int | None:
