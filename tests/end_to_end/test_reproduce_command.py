@@ -177,7 +177,8 @@ def test_differences_of_a_table_in_parts(here: Path, said: Said) -> None:
     assert paired["difference"] == pytest.approx(apart, abs=1e-12)
     assert paired["standard_error"] > 0 and "draw_error" not in paired
     shutil.rmtree(here / "there")
-    assert after("--only", "first", "--runs", "here")[1]["against"] == drawn
+    # the first is done once more, and is what it was: what was found out about the two still holds
+    assert after("--only", "first", "--runs", "here")[1]["against"] == paired
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:

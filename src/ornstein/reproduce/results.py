@@ -84,16 +84,15 @@ def _compared(found: Sequence[Found]) -> list[Record]:
     """With each figure of a run's first look beside that of the first joint run that has one."""
     runs = []
     for one in found:
-        errand, run, fresh = one
+        errand, run, _ = one
         look = next(iter(errand.looks()), None)
         base = _base_of(found, look)
         figures = []
         for figure in run["figures"]:
-            known = figure.get("against")
+            known = figure.get("against")  # of a run that was found elsewhere
             figure = {key: value for key, value in figure.items() if key != "against"}
             if base is not None and figure["look"] == look:
-                stays = not (fresh or base[2]) and known and known["run"] == base[1]["name"]
-                apart = known if stays else _apart(one, base, figure)
+                apart = known if _still(known, figure, base) else _apart(one, base, figure)
                 figure |= {"against": apart} if apart else {}
             figures.append(figure)
         runs.append({**run, "figures": figures})
@@ -107,10 +106,23 @@ def _base_of(found: Sequence[Found], look: str | None) -> Found | None:
     return next(iter([*joint, *having]), None)
 
 
+def _of(base: Found, look: str) -> Record:
+    """Its first figure of a look."""
+    found: Record = next(f for f in base[1]["figures"] if f["look"] == look)
+    return found
+
+
+def _still(known: Record | None, figure: Record, base: Found) -> bool:
+    """Whether a difference from before is that of these two figures: its base may be new."""
+    if known is None or known["run"] != base[1]["name"]:
+        return False
+    now = figure["bits_per_dim"] - _of(base, figure["look"])["bits_per_dim"]
+    return math.isclose(known["difference"], now, rel_tol=0, abs_tol=1e-9)
+
+
 def _apart(one: Found, base: Found, figure: Record) -> Record | None:
     """How far a figure is from the base's: example by example, or else as two figures are."""
-    look = figure["look"]
-    other = next(f for f in base[1]["figures"] if f["look"] == look)
+    look, other = figure["look"], _of(base, figure["look"])
     rows = [
         pairing.read(_files(errand, look)[f["asked"]]) if fresh else None
         for (errand, _, fresh), f in ((one, figure), (base, other))
