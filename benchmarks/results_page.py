@@ -94,9 +94,11 @@ class Group:
 
 
 def grouped(runs: Iterable[Record], look: str) -> list[Group]:
-    """By their recipes, in their order. One of a recipe that has changed since is left out."""
+    """By their recipes, in their order; those that are evaluated, of a recipe as it first was."""
     found: dict[str, list[Record]] = {}
     for run in runs:
+        if all(figure["look"] != look for figure in run["figures"]):
+            continue
         group = found.setdefault(run["recipe"], [])
         if not group or _seedless(group[0]) == _seedless(run):
             group.append(run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from math import hypot
+from typing import Any
 
 import pytest
 import torch
@@ -105,10 +106,10 @@ def test_settings_beside_the_first() -> None:
         }
 
     runs = [("a", 1.0), ("a", 1.2), ("b", 2.1), ("b", 1.9), ("b", 2.0), ("c", 3.0)]
-    record = {"title": "T", "about": "It.", "command": "c --only a"}
-    lines = list(
-        results_page.settings({**record, "runs": [run(a, b, i) for i, (a, b) in enumerate(runs)]})
-    )
+    record: dict[str, Any] = {"title": "T", "about": "It.", "command": "c --only a"}
+    under_way = {**run("b", 0.0, 7), "figures": []}
+    record["runs"] = [*(run(a, b, i) for i, (a, b) in enumerate(runs)), under_way]
+    lines = list(results_page.settings(record))
     # deviations ∓0.1 of a, +0.1, −0.1 and 0 of b, one run of c: √(0.04/3) = 0.11547
     assert lines[0] == "T. It. `c`"
     assert lines[4:7] == [
