@@ -152,10 +152,14 @@ def settings(record: Record) -> Iterable[str]:
     heads = ["", "K", "runs", f"bits/dim, {results.worded(look)}", "mean", "minus the first"]
     yield from tabled(heads, rows)
     yield ""
-    examples = record["runs"][0]["figures"][0]["examples"]
+    figures = [figure for group in groups for run in group.runs for figure in run["figures"]]
+    drawn = max(figure["draw_error"] for figure in figures)
     yield (
-        f"All on the same {examples} examples. The standard deviation of one run about the mean of "
-        f"its setting, of all of these together: {one:.4f}; errors in the last column are by it."
+        f"All on the same {figures[0]['examples']} examples. The standard deviation of one run "
+        f"about the mean of its setting, of all of these together: {one:.4f}; errors in the last "
+        "column are by it. Not in them is the error of the draws, which all seeds of a setting "
+        f"share: up to {drawn:.4f} in a figure, and in a difference the less, the more alike the "
+        "processes are."
     )
     yield ""
     yield f"({results.where(record)})"

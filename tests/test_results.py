@@ -101,7 +101,14 @@ def test_settings_beside_the_first() -> None:
             "about": about,
             "variables": 2,
             "experiment": {"training": {"seed": seed}},
-            "figures": [{"look": "discrete-valid", "bits_per_dim": bits, "examples": 5}],
+            "figures": [
+                {
+                    "look": "discrete-valid",
+                    "bits_per_dim": bits,
+                    "examples": 5,
+                    "draw_error": bits / 100,
+                }
+            ],
             "provenance": {"cpu": "a CPU", "torch": "2", "date": "today", "commit": "0"},
         }
 
@@ -118,6 +125,7 @@ def test_settings_beside_the_first() -> None:
         "| c | 2 | 1 | 3.0000 | 3.0000 | +1.90 ± 0.14 |",  # √(1/2 + 1)
     ]
     assert "same 5 examples" in lines[8] and "together: 0.1155;" in lines[8]
+    assert "up to 0.0300 in a figure" in lines[8]
 
 
 def test_headlines_are_of_one_network() -> None:
