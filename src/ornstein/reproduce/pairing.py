@@ -9,14 +9,17 @@ that of the draws; it says nothing of other examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ornstein.reproduce.running import Errand
+
 Record = dict[str, Any]
+Found = tuple[Errand, Record, bool]  # the last: whether it is in the folder of runs by now
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,3 +91,59 @@ def shown(against: Mapping[str, Any] | None) -> str:
     value = round(value, digits) + 0.0  # which makes −0 a 0
     text = f"{value:+.{digits}f} ± {error:.{digits}f}".replace("-", "−")
     return f"{text} (draws)" if drawn else text
+
+
+# ---------------------------------------------------------------- the runs of a table
+
+
+def compared(found: Sequence[Found]) -> list[Record]:
+    """With each figure of a run's first look beside that of the first joint run that has one."""
+    runs = []
+    for one in found:
+        errand, run, _ = one
+        look = next(iter(errand.looks()), None)
+        base = _base_of(found, look)
+        figures = []
+        for figure in run["figures"]:
+            known = figure.get("against")  # of a run that was found elsewhere
+            figure = {key: value for key, value in figure.items() if key != "against"}
+            if base is not None and figure["look"] == look:
+                apart = known if _still(known, figure, base) else _apart(one, base, figure)
+                figure |= {"against": apart} if apart else {}
+            figures.append(figure)
+        runs.append({**run, "figures": figures})
+    return runs
+
+
+def _base_of(found: Sequence[Found], look: str | None) -> Found | None:
+    """The run to compare with: the first joint one with a figure of this look, or the first."""
+    having = [one for one in found if any(f["look"] == look for f in one[1]["figures"])]
+    joint = [one for one in having if one[1]["parametrisation"] == "joint"]
+    return next(iter([*joint, *having]), None)
+
+
+def _of(base: Found, look: str) -> Record:
+    """Its first figure of a look."""
+    found: Record = next(f for f in base[1]["figures"] if f["look"] == look)
+    return found
+
+
+def _still(known: Record | None, figure: Record, base: Found) -> bool:
+    """Whether a difference from before is that of these two figures: its base may be new."""
+    if known is None or known["run"] != base[1]["name"]:
+        return False
+    now = figure["bits_per_dim"] - _of(base, figure["look"])["bits_per_dim"]
+    return math.isclose(known["difference"], now, rel_tol=0, abs_tol=1e-9)
+
+
+def _apart(one: Found, base: Found, figure: Record) -> Record | None:
+    """How far a figure is from the base's: example by example, or else as two figures are."""
+    look, other = figure["look"], _of(base, figure["look"])
+    rows = [
+        read(errand.files(look)[f["asked"]]) if fresh else None
+        for (errand, _, fresh), f in ((one, figure), (base, other))
+    ]
+    apart = difference(*rows) or difference_of_figures(
+        {**figure, "data": one[1]["data"]}, {**other, "data": base[1]["data"]}
+    )
+    return {"run": base[1]["name"], **apart} if apart else None

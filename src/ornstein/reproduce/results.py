@@ -64,7 +64,7 @@ def collected(
             run = known if known.get("rests_on") == errand.rests_on() else run
         if run is not None:
             found.append((errand, run, run is not known))
-    runs = [_portable(run, f"{Path.cwd()}{os.sep}") for run in _compared(found)]
+    runs = [_portable(run, f"{Path.cwd()}{os.sep}") for run in pairing.compared(found)]
     return {
         "table": plan.name,
         "title": plan.title,
@@ -75,71 +75,6 @@ def collected(
         "runs": runs,
         "provenance": provenance(),
     }
-
-
-Found = tuple[Errand, Record, bool]  # the last: whether it is in the folder of runs by now
-
-
-def _compared(found: Sequence[Found]) -> list[Record]:
-    """With each figure of a run's first look beside that of the first joint run that has one."""
-    runs = []
-    for one in found:
-        errand, run, _ = one
-        look = next(iter(errand.looks()), None)
-        base = _base_of(found, look)
-        figures = []
-        for figure in run["figures"]:
-            known = figure.get("against")  # of a run that was found elsewhere
-            figure = {key: value for key, value in figure.items() if key != "against"}
-            if base is not None and figure["look"] == look:
-                apart = known if _still(known, figure, base) else _apart(one, base, figure)
-                figure |= {"against": apart} if apart else {}
-            figures.append(figure)
-        runs.append({**run, "figures": figures})
-    return runs
-
-
-def _base_of(found: Sequence[Found], look: str | None) -> Found | None:
-    """The run to compare with: the first joint one with a figure of this look, or the first."""
-    having = [one for one in found if any(f["look"] == look for f in one[1]["figures"])]
-    joint = [one for one in having if one[1]["parametrisation"] == "joint"]
-    return next(iter([*joint, *having]), None)
-
-
-def _of(base: Found, look: str) -> Record:
-    """Its first figure of a look."""
-    found: Record = next(f for f in base[1]["figures"] if f["look"] == look)
-    return found
-
-
-def _still(known: Record | None, figure: Record, base: Found) -> bool:
-    """Whether a difference from before is that of these two figures: its base may be new."""
-    if known is None or known["run"] != base[1]["name"]:
-        return False
-    now = figure["bits_per_dim"] - _of(base, figure["look"])["bits_per_dim"]
-    return math.isclose(known["difference"], now, rel_tol=0, abs_tol=1e-9)
-
-
-def _apart(one: Found, base: Found, figure: Record) -> Record | None:
-    """How far a figure is from the base's: example by example, or else as two figures are."""
-    look, other = figure["look"], _of(base, figure["look"])
-    rows = [
-        pairing.read(_files(errand, look)[f["asked"]]) if fresh else None
-        for (errand, _, fresh), f in ((one, figure), (base, other))
-    ]
-    apart = pairing.difference(*rows) or pairing.difference_of_figures(
-        {**figure, "data": one[1]["data"]}, {**other, "data": base[1]["data"]}
-    )
-    return {"run": base[1]["name"], **apart} if apart else None
-
-
-def _files(errand: Errand, look: str) -> dict[str, Path]:
-    """The files of a look, by the process that was asked for, in the recipe's order."""
-    listed = next(one.process for one in errand.recipe.evaluate if one.title == look)
-    found = {}
-    for path in errand.looks()[look].glob("*.json"):
-        found[json.loads(path.read_text(encoding="utf-8")).get("asked")] = path
-    return {name: found[name] for name in listed or ("own",) if name in found}
 
 
 def outdated(errands: Sequence[Errand], before: Path) -> list[str]:
@@ -253,7 +188,7 @@ def _figures(errand: Errand, done: int) -> list[Record]:
     """Of the commands that are done, the first of which is the training."""
     found = []
     for look in list(errand.looks())[: max(0, done - 1)]:
-        for path in _files(errand, look).values():
+        for path in errand.files(look).values():
             record = json.loads(path.read_text(encoding="utf-8"))
             found.append({"look": look, **{key: record.get(key) for key in FIGURES}})
     return found

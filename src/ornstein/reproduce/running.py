@@ -93,6 +93,14 @@ class Errand:
         """The folders of the figures, by their titles."""
         return {one.title: self.folder / TABLE / one.title for one in self.recipe.evaluate}
 
+    def files(self, look: str) -> dict[str, Path]:
+        """Figures of a look, by the process that was asked for, in the recipe's order."""
+        listed = next(one.process for one in self.recipe.evaluate if one.title == look)
+        found = {}
+        for path in self.looks()[look].glob("*.json"):
+            found[json.loads(path.read_text(encoding="utf-8")).get("asked")] = path
+        return {name: found[name] for name in listed or ("own",) if name in found}
+
     def pictures(self) -> dict[str, Path]:
         """The grids of samples."""
         return {g.title: self.folder / TABLE / f"{g.title}.png" for g in self.recipe.sample}
