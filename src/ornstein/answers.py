@@ -66,7 +66,11 @@ class View:
         """From a kernel given x."""
         signal = kernel.signal
         snr = signal.square().sum(-1).clamp(min=LEAST_SNR)
-        return View(signal * snr.rsqrt().unsqueeze(-1), snr.rsqrt(), snr.log())
+        # by its largest entry first: the derivative of SNR^(-1/2) is SNR^(-3/2), which overflows
+        largest = signal.detach().abs().amax(-1).clamp(min=LEAST_SNR**0.5)
+        part = signal / largest.unsqueeze(-1)
+        root = part.square().sum(-1).clamp(min=1.0).rsqrt()
+        return View(part * root.unsqueeze(-1), root / largest, snr.log())
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class GaussianAnswer:
     @property
     def scale(self) -> Tensor:
         """ς/√(ς²+σ²), the deviation of ε_∥ given x̃."""
-        return self.p.sqrt()
+        return self.std * self.unit  # not √p, which float32 has lost long before
 
 
 @dataclass(frozen=True)

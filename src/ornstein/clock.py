@@ -240,8 +240,9 @@ def _look_up(table: Table, tau: Tensor, initial: Tensor | None, with_rows: bool)
     """`gpu.look_up` in tensor operations."""
     count, K = table.past.shape[:2]
     ratio = tau / table.width
-    # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0
-    index = (ratio.ceil() - 1).clamp(0, count - 1)
+    # u ∈ (0, 1]: a panel's end is its own, since √u has no slope at 0; a time that is NaN is on the
+    # first panel, and u is NaN
+    index = torch.where(ratio > 0, (ratio.ceil() - 1).clamp(max=count - 1), 0.0)
     u, index = ratio - index, index.long()
     ladder = powers(u, DEGREE)
     local = (ladder @ table.X.flatten(1)).reshape(-1, K, K)
