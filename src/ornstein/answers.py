@@ -3,21 +3,34 @@
 Given x, y_s = r x + L ε. Whitened, L⁻¹y = a x + ε, and only the part along â = a/‖a‖ knows x: it is
 x̃ = x + σ ε_∥ with σ = 1/‖a‖ (`View`). For Gaussian data N(m, ς²) the best guess of ε_∥ is
 g = σ(x̃ − m)/(ς² + σ²) (`GaussianAnswer`), in ratios that can't overflow.
+
+A joint model guesses all of ε. Its bound weighs an error e by ‖e‖²_C with C = L⁻¹GGᵀL⁻ᵀ, of as low
+a rank as the noise: in CLD and ALDA one number out of K is trained, and the others are whatever
+they happen to be. What such a guess says about ε_∥ is read in the same metric, as ρ = mᵀe with
+m = Câ/(âᵀCâ): then â ρ is the nearest to e of all that x could explain, and
+
+    ‖e‖²_C = (âᵀCâ) ρ² + ‖e − â ρ‖²_C,
+
+of which the last is an error in noise that was known. Read along â itself, e would be mixed with
+what nobody trained.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ornstein.linalg import lower_solve
 from ornstein.matrices import as_float64
 from ornstein.schedules import Float64Module
 from ornstein.transition import LEAST_SNR, Transition
 
 LARGEST = 1e30  # standard error that float32 should see; beyond it x is gone from any type
+LEAST_SHARE = 1e-3  # âᵀCâ/tr C, below which x stands still, and nothing is trained to be read
 
 
 class Moments(Float64Module):
@@ -53,24 +66,47 @@ class View:
     direction: Tensor  # (B, K) â, the part of the whitened noise that hides x
     sigma: Tensor  # (B,) standard error of x
     logsnr: Tensor  # (B,)
+    reading: Tensor | None = None  # (B, K) m, by which a guess of all noise is read; m·â = 1
 
     def expand(self, size: int) -> View:
         """One view for a whole batch."""
-        K = self.direction.shape[-1]
-        return View(
-            self.direction.expand(size, K), self.sigma.expand(size), self.logsnr.expand(size)
-        )
+        return self._each(lambda value: value.expand(size, *value.shape[1:]))
+
+    def part(self, some: slice) -> View:
+        """The views of some of the times."""
+        return self._each(lambda value: value[some])
+
+    def read(self, guess: Tensor) -> Tensor:
+        """What a guess of the noise in all variables, (B, K, *shape), says of ε_∥: (B, *shape)."""
+        if self.reading is None:
+            raise ValueError("this view can't read a joint model: build it with the noise G(s)")
+        return contract(self.reading, guess)
+
+    def _reading(self, W: Tensor) -> View:
+        """With m = Câ/(âᵀCâ), C = WWᵀ; â where C has next to nothing to say along it."""
+        seen = W.mT @ self.direction.unsqueeze(-1)  # (B, R, 1)
+        size, whole = seen.square().sum((-2, -1)), W.square().sum((-2, -1))
+        share = size / (LEAST_SHARE * whole.clamp(min=LEAST_SNR))
+        trained = (W @ seen).squeeze(-1) / size.clamp(min=LEAST_SNR).unsqueeze(-1)
+        m = torch.lerp(self.direction, trained, share.clamp(max=1.0).unsqueeze(-1))
+        return replace(self, reading=m)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> View:
+        reading = None if self.reading is None else change(self.reading)
+        return View(change(self.direction), change(self.sigma), change(self.logsnr), reading)
 
     @staticmethod
-    def of(kernel: Transition) -> View:
-        """From a kernel given x."""
+    def of(kernel: Transition, noise: Tensor | None = None) -> View:
+        """From a kernel given x, and G(s), (B, K, R), where a joint model is to be read."""
         signal = kernel.signal
         snr = signal.square().sum(-1).clamp(min=LEAST_SNR)
         # by its largest entry first: the derivative of SNR^(-1/2) is SNR^(-3/2), which overflows
         largest = signal.detach().abs().amax(-1).clamp(min=LEAST_SNR**0.5)
         part = signal / largest.unsqueeze(-1)
         root = part.square().sum(-1).clamp(min=1.0).rsqrt()
-        return View(part * root.unsqueeze(-1), root / largest, snr.log())
+        direction = part * root.unsqueeze(-1)
+        view = View(direction, root / largest, snr.log())
+        return view if noise is None else view._reading(lower_solve(kernel.cholesky, noise))
 
 
 @dataclass(frozen=True)

@@ -183,23 +183,28 @@ class ScoreModel(nn.Module):
         The state is whitened in float64; where noise reaches the data through other variables, y
         itself should be float64 too.
         """
-        kernel = self.process.transition(self._expanded(s, y))
+        times = self._expanded(s, y)
+        kernel = self.process.transition(times)
         zero = torch.zeros_like(y[:, 0], dtype=torch.float64)
         white = kernel.noise(y.to(torch.float64), zero)
-        return self.estimate_from(white, y, kernel, View.of(kernel))
+        view = View.of(kernel, self.process.noise_factor(times))
+        return self.estimate_from(white, y, kernel, view)
 
     def estimate_from(self, white: Tensor, y: Tensor, kernel: Transition, view: View) -> Tensor:
         """The same where L⁻¹y is known, (B, K, *shape) float64; reads nothing from the device.
 
-        Of the noise that a joint model predicts only the part along â is used: the rest is known.
+        Of the noise that a joint model predicts only what it says about x is used (see `answers`):
+        the rest is known.
         """
         kind = torch.promote_types(y.dtype, torch.float32)
         along = contract(view.direction, white)
         sigma = over(view.sigma.clamp(max=LARGEST), along)
         if self.parametrisation == "channel":
             return self.denoise((along * sigma).to(kind), view.logsnr).to(y.dtype)
-        residual = self.joint_residual(y, kernel, view, along * sigma)
-        guess = contract(view.direction, residual.to(along.dtype))
+        residual = self.joint_residual(y, kernel, view, along * sigma).to(along.dtype)
+        if not self.precondition:  # it is all of the noise
+            residual = residual - (white - expand(view.direction, along))
+        guess = view.read(residual)
         answer = self.answer(view.sigma, along)
         return (answer.data(along * sigma) - sigma * guess).to(y.dtype)
 
@@ -207,7 +212,8 @@ class ScoreModel(nn.Module):
         """E[ε | y_s], the noise in all variables: (B, K, *shape).
 
         The state is whitened in float64; where noise reaches the data through other variables, y
-        itself should be float64 too.
+        itself should be float64 too. Of a joint model the bound trains only what noise enters,
+        Gᵀ score: `estimate` reads x̂ from that.
         """
         return self._noise(y, self.process.transition(self._expanded(s, y)))
 

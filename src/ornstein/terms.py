@@ -332,13 +332,14 @@ class Job:
         if model.parametrisation == "channel":
             x_noisy = self.x + over(sigma, noise) * noise
             return base, base - model.residual(x_noisy, -2 * sigma.log(), answer), expected
-        kernel = self.process.transition(self.start.expand(len(noise)))
-        view = View.of(kernel)
+        start = self.start.expand(len(noise))
+        kernel = self.process.transition(start)
+        view = View.of(kernel, self.process.noise_factor(start))
         # the rest of the noise is independent of ε_∥ = âᵀε
         eps = self.normal("end, across", self.process.n_vars)
         eps = eps + expand(view.direction, noise - contract(view.direction, eps))
         error = joint_error(model, kernel, view, self.x, eps)
-        return base, contract(view.direction, error), expected
+        return base, view.read(error), expected
 
     def _tweedie(self) -> Tensor:
         """E[log p(y₀|y_ε) − log q(y_ε|y₀)] + H(q(v₀|x)) − H(q(y_ε|x)), the paper's theorem.

@@ -117,12 +117,13 @@ class Frames:
         s = self._times(at)
         kernel, M = self._factor(s)
         V = self._turn(at)
-        view = View.of(kernel)
+        noise = self.process.noise_factor(s)
+        view = View.of(kernel, noise)
         wide = torch.hypot(view.sigma, torch.full_like(view.sigma, self.std))
         inverse = lower_inverse(M)
         b = (inverse @ kernel.response.unsqueeze(-1)).squeeze(-1)
         b = b / torch.linalg.vector_norm(b, dim=-1, keepdim=True).clamp(min=1e-300)
-        G = inverse @ self.process.noise_factor(s)
+        G = inverse @ noise
         pull = (G @ (G.mT @ b.unsqueeze(-1))).squeeze(-1)  # W b
         scale = -s / 2 * (wide / view.sigma) / view.sigma
         state = M @ V
@@ -146,7 +147,7 @@ class Frames:
                     kernel.given,
                     kernel.error[one],
                 ),
-                view=View(view.direction[one], view.sigma[one], view.logsnr[one]),
+                view=view.part(one),
             )
 
     def _times(self, places: Tensor) -> Tensor:

@@ -51,7 +51,8 @@ class Way:
         """Along this grid, looking at its times or at others."""
         times = grid if times is None else times
         kernel = model.process.transition(times)
-        return Way(model, tuple(shape), grid, times, kernel, View.of(kernel))
+        view = View.of(kernel, model.process.noise_factor(times))
+        return Way(model, tuple(shape), grid, times, kernel, view)
 
     def look(self, number: int, y: Tensor) -> Seen:
         """Ask the model about states (B, K, d) at the time of this number."""
@@ -62,7 +63,7 @@ class Way:
             cholesky=self.kernel.cholesky[one],
             error=self.kernel.error[one],
         )
-        view = View(self.view.direction[one], self.view.sigma[one], self.view.logsnr[one])
+        view = self.view.part(one)
         white = whitened(kernel.cholesky, y)
         wide, state = white.unflatten(-1, self.shape), y.unflatten(-1, self.shape)
         x = self.model.estimate_from(wide, state, kernel, view.expand(len(y))).flatten(1)

@@ -1,0 +1,161 @@
+"""What a joint model says about x is read where its bound trains it, and nowhere else.
+
+The bound sees an error e as Wᵀe, W = L⁻¹G: of noise in K variables only as many numbers as noise
+enters. A network may say anything in the rest, the null space of Wᵀ, and bound, estimates and
+samples must not change.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ornstein
+from ornstein import Ancestral, Continuous, Exponential, Heun, ProbabilityFlow, Process, Solver
+from ornstein.answers import LEAST_SHARE, View, contract, expand
+from ornstein.linalg import lower_solve
+from ornstein.terms import joint_error
+
+F64 = torch.float64
+LOW = ["cld", "alda", "malda"]  # rank of the noise: 1 of 2, 1 of 3, 2 of 3
+ALL = ["vpsde", *LOW, "psld"]
+SOLVERS: dict[str, Solver] = {
+    "ancestral": Ancestral(12),
+    "exponential": Exponential(8),
+    "heun": Heun(6),
+    "flow": ProbabilityFlow(steps=6, method="midpoint"),
+}
+
+
+def made(name: str) -> Process:
+    return ornstein.processes.PRESETS[name]()
+
+
+def whitened(process: Process, s: Tensor) -> Tensor:
+    """W = L⁻¹G: (B, K, R)."""
+    return lower_solve(process.transition(s).cholesky, process.noise_factor(s))
+
+
+class Untrained(nn.Module):
+    """Says a lot, all of it where the bound does not hear it."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self.process = process
+        self.loud = nn.Parameter(torch.tensor(3.0, dtype=F64))
+        self.asked = 0
+
+    def forward(self, y: Tensor, logsnr: Tensor) -> Tensor:
+        self.asked += 1
+        with torch.no_grad():
+            s = self.process.time_of_noise((-logsnr / 2).exp())
+            W = whitened(self.process, s)
+            null = torch.linalg.svd(W).U[:, :, W.shape[-1] :]  # (B, K, K − R)
+        said = torch.tanh(2 * y.sum(1)) + torch.cos(3 * y[:, 0])
+        return self.loud * expand(null.sum(-1), said)
+
+
+class Silent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.zero = nn.Parameter(torch.zeros((), dtype=F64))
+
+    def forward(self, y: Tensor, logsnr: Tensor) -> Tensor:
+        return self.zero * y
+
+
+def model(network: nn.Module, process: Process) -> ornstein.ScoreModel:
+    return ornstein.ScoreModel(network, process, Continuous(), "joint", data_mean=0.3, data_std=0.7)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_error_is_what_is_read_and_what_was_known(name: str) -> None:
+    """‖e‖²_C = (âᵀCâ) ρ² + ‖e − âρ‖²_C, and nothing along â is nearer to e than âρ."""
+    process = made(name)
+    s = torch.logspace(-3, 0, 24, dtype=F64)
+    view = View.of(process.transition(s), process.noise_factor(s))
+    W = whitened(process, s)
+    e = torch.randn(len(s), process.n_vars, 5, dtype=F64)
+
+    def size(error: Tensor) -> Tensor:
+        return (W.mT @ error).square().sum((-2, -1))
+
+    rho = view.read(e)
+    along, rest = expand(view.direction, rho), e - expand(view.direction, rho)
+    torch.testing.assert_close(size(e), size(along) + size(rest), rtol=1e-10, atol=0)
+    for other in (0.9, 1.1):
+        assert bool((size(e - other * along) >= size(rest)).all())
+    ones = contract(view.reading, view.direction.unsqueeze(-1))  # type: ignore[arg-type]
+    torch.testing.assert_close(ones, torch.ones_like(ones), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", LOW)
+def test_what_is_not_trained_changes_neither_bound_nor_estimate(name: str) -> None:
+    process = made(name)
+    noisy, plain = model(Untrained(process), process), model(Silent(), process)
+    x = 0.3 + 0.7 * torch.randn(40, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    one, two = (ornstein.elbo(m, x, draws=4, random=0).nats for m in (noisy, plain))
+    torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-8)
+
+    s = process.time_of_noise(torch.logspace(-2, 2, 40, dtype=F64))
+    kernel = process.transition(s)
+    y, eps = kernel.sample(x)
+    said = joint_error(noisy, kernel, View.of(kernel), x, eps)
+    silent = joint_error(plain, kernel, View.of(kernel), x, eps)
+    assert bool(((said - silent).flatten(1).norm(dim=1) > 1e-3).all())  # it does say something
+    noise, view = torch.full_like(s, 0.7), View.of(kernel)
+    known = x + view.sigma[:, None] * contract(view.direction, eps)  # x̃, and E[x | x̃]:
+    truth = 0.3 + (known - 0.3) * (noise**2 / (noise**2 + view.sigma**2))[:, None]
+    for m in (noisy, plain):
+        torch.testing.assert_close(m.estimate(y, s), truth, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", LOW)
+def test_nor_samples(name: str, solver: str) -> None:
+    process = made(name)
+    network = Untrained(process)
+    noisy, plain = model(network, process), model(Silent(), process)
+    one, two = (
+        ornstein.sample(m, n=8, solver=SOLVERS[solver], seed=3, shape=(3,), raw=True)
+        for m in (noisy, plain)
+    )
+    assert network.asked
+    torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_without_an_answer_is_read_too() -> None:
+    """It says all of the noise, of which what was known is no news."""
+    process = made("cld")
+    x = torch.randn(6, 3, dtype=F64)
+    s = torch.linspace(0.05, 0.9, 6, dtype=F64)
+    kernel = process.transition(s)
+    y, eps = kernel.sample(x)
+
+    class Knows(nn.Module):
+        """All of the noise, and more where nobody listens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.ones((), dtype=F64))
+
+        def forward(self, y: Tensor, logsnr: Tensor) -> Tensor:
+            null = torch.linalg.svd(whitened(process, s)).U[:, :, 1:].sum(-1)
+            return self.one * (eps + expand(null, torch.sin(y.sum(1))))
+
+    found = ornstein.ScoreModel(Knows(), process, Continuous(), "joint", precondition=False)
+    torch.testing.assert_close(found.estimate(y, s), x, rtol=0, atol=1e-9)
+
+
+def test_where_x_stands_still_a_guess_is_read_along_it() -> None:
+    """A turn alone moves no information: C says nothing along â, and m is â."""
+    still = torch.tensor([[0.6, 0.8]], dtype=F64)
+    view = View(still, torch.ones(1), torch.zeros(1))
+    across = torch.tensor([[[0.8], [-0.6]]], dtype=F64)
+    assert torch.equal(view._reading(across).reading, still)
+    leaning = across + 1e-9 * still.unsqueeze(-1)
+    m = view._reading(leaning).reading
+    assert m is not None and float((m - still).norm()) < 1e-6 / LEAST_SHARE
+    nothing = torch.zeros(1, 2, 1, dtype=F64)
+    assert torch.equal(view._reading(nothing).reading, still)  # type: ignore[arg-type]
