@@ -70,7 +70,8 @@ class View:
 
     def expand(self, size: int) -> View:
         """One view for a whole batch."""
-        return self._each(lambda value: value.expand(size, *value.shape[1:]))
+        K, numbers = self.direction.shape[-1], self.logsnr.dim()
+        return self._each(lambda v: v.expand(size, K) if v.dim() > numbers else v.expand(size))
 
     def part(self, some: slice) -> View:
         """The views of some of the times."""

@@ -255,7 +255,8 @@ def test_answers(name: str, parametrisation: str) -> None:
     process = made(name)
     s = process.time_of_noise(torch.tensor([0.01, 0.03, 0.1, 0.5, 2.0], dtype=F64)).detach()
     kernel, x = process.transition(s), PLAIN.values(drawn(len(s), DIMS), None, F64)
-    view, eps = View.of(kernel), torch.randn(len(s), process.n_vars, DIMS, dtype=F64)
+    view = View.of(kernel, process.noise_factor(s))
+    eps = torch.randn(len(s), process.n_vars, DIMS, dtype=F64)
     y = kernel.sample(x, noise=eps)[0].requires_grad_()
     means = CENTRES[:, None] * kernel.response[:, None, :]  # (B, levels, K)
     parts = MultivariateNormal(means, scale_tril=kernel.cholesky[:, None])
@@ -274,7 +275,7 @@ def test_answers(name: str, parametrisation: str) -> None:
     added = open_ if out.dim() > 2 else expand(direction, open_)
     near(noise - exact.noise(y, s), added)
     near(kernel.noise_to_score(noise), model.score(y, s))
-    near((x_noisy - data) / sigma, contract(direction, noise))
+    near((x_noisy - data) / sigma, view.read(noise - (eps - expand(direction, along))))
     if parametrisation == "joint":
         near(eps - noise, joint_error(model, kernel, view, x, eps))
         near(*(model.joint_residual(y, kernel, view, at) for at in (None, x_noisy)))

@@ -202,11 +202,12 @@ def test_estimate_of_a_mixture(name: str) -> None:
 
 
 def test_only_what_hides_x_is_asked_of_a_joint_network() -> None:
-    """A guess across â changes the score, not x̂; one along â by σ."""
+    """A guess across â, as the bound measures it, changes the score, not x̂; one along â by σ."""
     process, s = made("alda"), 0.4
     kernel = process.transition(s)
     direction = kernel.signal / kernel.snr.sqrt()
-    across = torch.linalg.cross(direction, torch.tensor([0.3, -1.0, 0.5], dtype=F64))
+    W = torch.linalg.solve_triangular(kernel.cholesky, process.noise_factor(s), upper=False)
+    across = torch.linalg.cross(W @ W.mT @ direction, torch.tensor([0.3, -1.0, 0.5], dtype=F64))
     y, _ = kernel.sample(torch.randn(5, 2, dtype=F64))
 
     class Off(nn.Module):
