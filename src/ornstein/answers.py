@@ -83,7 +83,7 @@ class View:
             raise ValueError("this view can't read a joint model: build it with the noise G(s)")
         return contract(self.reading, guess)
 
-    def _reading(self, W: Tensor) -> View:
+    def with_reading(self, W: Tensor) -> View:
         """With m = Câ/(âᵀCâ), C = WWᵀ; â where C has next to nothing to say along it."""
         seen = W.mT @ self.direction.unsqueeze(-1)  # (B, R, 1)
         size, whole = seen.square().sum((-2, -1)), W.square().sum((-2, -1))
@@ -107,7 +107,7 @@ class View:
         root = part.square().sum(-1).clamp(min=1.0).rsqrt()
         direction = part * root.unsqueeze(-1)
         view = View(direction, root / largest, snr.log())
-        return view if noise is None else view._reading(lower_solve(kernel.cholesky, noise))
+        return view if noise is None else view.with_reading(lower_solve(kernel.cholesky, noise))
 
 
 @dataclass(frozen=True)

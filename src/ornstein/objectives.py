@@ -75,7 +75,8 @@ def elbo(
     draws: times per example at which the network is asked (Tweedie and Continuous ask it once more
     each, at the truncation). times: where they are, by default Information() (Importance() given
     the state, or without preconditioning). likelihood, truncation: by default those of the model.
-    control: whether to return a control variate, too.
+    control: whether to return a control variate, too, and how much of a joint model's errors is in
+        noise that it was told (both cost a little).
     """
     job = Job(model, x, draws, times, given, likelihood, truncation, random, control)
     direct = job.place_logsnr() if knows_no_times(model, given) else None
@@ -187,7 +188,9 @@ def _errors(job: Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[T
         else:
             eps = job.normal("noise", process.n_vars)
             noise = contract(view.direction, eps)
-            errors = total(mix(metric.mT, joint_error(model, kernel, view, x, eps)).square())
+            error = joint_error(model, kernel, view, x, eps)
+            errors = total(mix(metric.mT, error).square())
+            job.set_known(view, metric, error, weight)
     else:
         known = process.transition(s, given="state")
         F, white = factor(s, known), whitening(process, kernel, known)

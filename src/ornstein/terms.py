@@ -44,6 +44,7 @@ class Bound:
     logsnr: Tensor  # (B, draws) where the error was sampled …
     errors: Tensor  # (B, draws) … and each weighted sample; −mean is the sampled part of diffusion
     control: Tensor | None = None  # (B, draws) of mean zero; see `controlled`
+    known: Tensor | None = None  # (B, draws) of a joint model's errors, those in noise it was told
 
     @property
     def bits_per_dim(self) -> Tensor:
@@ -149,6 +150,7 @@ class Job:
         self._places: Tensor | None = None
         self.with_control = with_control
         self.control: Tensor | None = None
+        self.known: Tensor | None = None
 
     # -- ends
 
@@ -268,6 +270,14 @@ class Job:
             less = answer.error(self.x, noise).square() - answer.square(self.x)
             self.control = weight * total(less)
 
+    def set_known(self, view: View, metric: Tensor, error: Tensor, weight: Tensor) -> None:
+        """weight·‖e − âρ‖²_C of a joint model's error (see `answers`), C = metric·metricᵀ."""
+        if not self.with_control:
+            return
+        with torch.no_grad():
+            rest = error - expand(view.direction, view.with_reading(metric).read(error))
+            self.known = weight * total(mix(metric.mT, rest).square())
+
     # -- terms
 
     def bound(self, logsnr: Tensor, errors: Tensor, how: str) -> Bound:
@@ -290,6 +300,7 @@ class Job:
             logsnr=logsnr.detach().reshape(self.batch, self.draws),
             errors=errors.detach().reshape(self.batch, self.draws),
             control=None if self.control is None else self.control.reshape(self.batch, self.draws),
+            known=None if self.known is None else self.known.reshape(self.batch, self.draws),
         )
 
     def state_entropy(self) -> Tensor | float:

@@ -111,6 +111,45 @@ def test_what_is_not_trained_changes_neither_bound_nor_estimate(name: str) -> No
         torch.testing.assert_close(m.estimate(y, s), truth, rtol=1e-7, atol=1e-7)
 
 
+class Reader(nn.Module):
+    """Another network, of which only what it says about x is passed on."""
+
+    def __init__(self, network: nn.Module, process: Process) -> None:
+        super().__init__()
+        self.network, self.process = network, process
+
+    def forward(self, y: Tensor, logsnr: Tensor) -> Tensor:
+        s = self.process.time_of_noise((-logsnr / 2).exp())
+        view = View.of(self.process.transition(s), self.process.noise_factor(s))
+        return expand(view.direction, view.read(self.network(y, logsnr)))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_bound_loses_to_noise_that_was_known(name: str) -> None:
+    """What it gains when the network is read first: nothing where noise enters one variable."""
+    torch.manual_seed(0)
+    process = made(name)
+    network = ornstein.networks.MLP((3,), process.n_vars, width=8, depth=1).to(F64)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, dtype=F64))
+    x = 0.3 + 0.7 * torch.randn(20, 3, dtype=F64)
+    asked = {"draws": 4, "random": 1, "control": True, "times": ornstein.LogSNR()}
+    with torch.no_grad():
+        whole = ornstein.elbo(model(network, process), x, **asked)  # type: ignore[arg-type]
+        read = ornstein.elbo(model(Reader(network, process), process), x, **asked)  # type: ignore[arg-type]
+    assert whole.known is not None and read.known is not None
+    scale = whole.errors.abs().mean().item()
+    torch.testing.assert_close(
+        whole.errors - whole.known, read.errors, rtol=1e-7, atol=1e-9 * scale
+    )
+    torch.testing.assert_close(read.known, torch.zeros_like(read.known), rtol=0, atol=1e-9 * scale)
+    once = process.noise_factor(0.5).shape[-1] == 1
+    assert bool((whole.known.abs() < 1e-9 * scale).all()) == once
+    channel = ornstein.ScoreModel(Silent(), process, Continuous())
+    assert ornstein.elbo(channel, x, control=True).known is None
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", LOW)
 def test_nor_samples(name: str, solver: str) -> None:
@@ -153,9 +192,9 @@ def test_where_x_stands_still_a_guess_is_read_along_it() -> None:
     still = torch.tensor([[0.6, 0.8]], dtype=F64)
     view = View(still, torch.ones(1), torch.zeros(1))
     across = torch.tensor([[[0.8], [-0.6]]], dtype=F64)
-    assert torch.equal(view._reading(across).reading, still)
+    assert torch.equal(view.with_reading(across).reading, still)
     leaning = across + 1e-9 * still.unsqueeze(-1)
-    m = view._reading(leaning).reading
+    m = view.with_reading(leaning).reading
     assert m is not None and float((m - still).norm()) < 1e-6 / LEAST_SHARE
     nothing = torch.zeros(1, 2, 1, dtype=F64)
-    assert torch.equal(view._reading(nothing).reading, still)  # type: ignore[arg-type]
+    assert torch.equal(view.with_reading(nothing).reading, still)  # type: ignore[arg-type]
