@@ -32,11 +32,20 @@ MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
 PICTURES = {
     "mnist": ("mnist-bits.png", "Bits per dimension of MNIST, ours and the paper's"),
     "cifar10": ("cifar10-bits.png", "Bits per dimension of CIFAR-10, ours and the paper's"),
+    "tinyimagenet32": (
+        "tinyimagenet32-channel-ancestral-500.png",
+        "Samples of the channel model, 500 ancestral steps",
+    ),
     "auxiliary": ("auxiliary.png", "What auxiliary variables know of x, over time"),
     "digits": ("digits-bits.png", "Bits per dimension of the digits"),
 }
 #: curves of where the bits are, by the table they belong to
-CURVES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}
+CURVES = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "tinyimagenet32": "Tiny ImageNet",
+    "digits": "the digits",
+}
 NAMES = (*TABLES, *SETTINGS, "repeats", "efficiency", "samples", "where", *MEASURES)
 README = ("tables",)
 MISSING = "Not measured yet."
@@ -181,6 +190,8 @@ def efficiency(record: Record) -> Iterable[str]:
     """Table 2: how many weights it takes."""
     rows = [[name, str(K), f"{n / 1e6:.0f} M", "", "", f"{b:.2f}"] for name, K, n, b in LARGE]
     for run in record["runs"]:
+        if not run["figures"]:  # not finished
+            continue
         own = {f["look"]: f for f in run["figures"] if f["process"] == run["process"]}
         name = f"{run['parametrisation']}, {run['process']}"
         cells = [name, str(run["variables"]), f"{run['parameters'] / 1e6:.1f} M"]

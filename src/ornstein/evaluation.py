@@ -116,6 +116,7 @@ class Evaluation(Result):
     per_example: Tensor  # (N,) float64, bits/dim
     marks: Tensor  # (N,) a checksum of each example
     curve: Curve
+    known: float = math.nan  # of the diffusion, what a joint model pays for noise it was told
 
     @property
     def line(self) -> str:
@@ -261,6 +262,7 @@ def _summary(work: Work, rows: Rows, n: int, curve_bins: int) -> Evaluation:
         per_example=torch.from_numpy(bits),
         marks=torch.from_numpy(rows.mark[:n].astype(np.int64)),
         curve=_curve(work, rows, n, curve_bins),
+        known=float(-cost(rows.known).mean()),
     )
 
 

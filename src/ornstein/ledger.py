@@ -35,6 +35,7 @@ class Rows:
     prior: np.ndarray  # (n,) nats, as the next two
     diffusion: np.ndarray
     reconstruction: np.ndarray
+    known: np.ndarray  # (n,) of the diffusion, see `Bound.known`; NaN where there is none
     samples: np.ndarray  # (n, draws), as the next two
     logsnr: np.ndarray
     errors: np.ndarray
@@ -52,7 +53,7 @@ class Rows:
         return replace(self, **{key: getattr(self, key)[which] for key in (*ONE, *MANY)})
 
 
-ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction")
+ONE = ("number", "index", "mark", "prior", "diffusion", "reconstruction", "known")
 PILOT = ("second", "seen", "level", "slope", "edges", "parts")
 MANY = ("samples", "logsnr", "errors")
 
@@ -97,7 +98,10 @@ class Ledger:
 
     def _load(self, file: Path) -> None:
         with _reading(file, "rows of an evaluation"), np.load(file) as archive:
-            part = {key: archive[key] for key in (*ONE, *MANY, "dims")}
+            keys = (*(key for key in ONE if key != "known"), *MANY, "dims")
+            part = {key: archive[key] for key in keys}
+            nothing = np.full(len(part["index"]), np.nan)
+            part["known"] = archive.get("known", nothing)  # older files have none
         self.dims = int(part.pop("dims"))
         for number in np.unique(part["number"]).tolist():
             rows = np.flatnonzero(part["number"] == number)
@@ -153,7 +157,10 @@ class Ledger:
         values = {
             "number": torch.full_like(index, number),
             "index": index,
-            **{key: getattr(bound, key) for key in (*ONE[3:], *MANY)},
+            **{key: getattr(bound, key) for key in (*ONE[3:-1], *MANY)},
+            "known": torch.full_like(bound.prior, torch.nan)
+            if bound.known is None
+            else bound.known.mean(1),
         }
         part = {key: value.cpu().numpy() for key, value in values.items()}
         bad = ~np.isfinite(part["samples"]).all(1)
@@ -244,7 +251,7 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def _empty() -> Rows:
     none, some = np.zeros(0), np.zeros((0, 1))
     whole = none.astype(np.int64)
-    return Rows(whole, whole, whole, none, none, none, some, some, some, 0)
+    return Rows(whole, whole, whole, none, none, none, none, some, some, some, 0)
 
 
 # ---------------------------------------------------------------- processes

@@ -7,6 +7,10 @@ samples must not change.
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -198,3 +202,30 @@ def test_where_x_stands_still_a_guess_is_read_along_it() -> None:
     assert m is not None and float((m - still).norm()) < 1e-6 / LEAST_SHARE
     nothing = torch.zeros(1, 2, 1, dtype=F64)
     assert torch.equal(view.with_reading(nothing).reading, still)  # type: ignore[arg-type]
+
+
+def test_an_evaluation_says_what_was_lost_to_known_noise(tmp_path: Path) -> None:
+    """The mean of what each draw says, kept with the rows; nothing of a channel model."""
+    torch.manual_seed(0)
+    process = made("malda")
+    network = ornstein.networks.MLP((3,), 3, width=8, depth=1).to(F64)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, dtype=F64))
+    joint = model(network, process)
+    x = 0.3 + 0.7 * torch.randn(60, 3, dtype=F64)
+    found = ornstein.evaluate(joint, x, draws=64, quiet=True, folder=tmp_path)
+    each = [ornstein.elbo(joint, x, draws=64, random=seed, control=True).known for seed in range(4)]
+    truth = torch.stack([k for k in each if k is not None]).mean((0, 2)) / (3 * math.log(2))
+    assert found.known == pytest.approx(truth.mean().item(), rel=0.05)
+    assert 0 < found.known < found.diffusion
+    assert found.to_dict()["known"] == found.known
+    again = ornstein.evaluate(joint, x, draws=64, quiet=True, folder=tmp_path)
+    assert again.known == found.known
+    file = next(tmp_path.glob("rows-*.npz"))
+    older = {key: value for key, value in np.load(file).items() if key != "known"}
+    np.savez(file, **older)  # as they were written before there was such a figure
+    assert math.isnan(ornstein.evaluate(joint, x, draws=64, quiet=True, folder=tmp_path).known)
+    channel = ornstein.ScoreModel(Silent(), process, Continuous(), data_mean=0.3, data_std=0.7)
+    plain = ornstein.evaluate(channel, x, quiet=True)
+    assert math.isnan(plain.known) and plain.to_dict()["known"] is None

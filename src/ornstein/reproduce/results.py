@@ -35,6 +35,7 @@ FIGURES = (
     "prior",
     "diffusion",
     "reconstruction",
+    "known",
     "examples",
     "draws",
     "bound",
