@@ -43,7 +43,7 @@ from ornstein.training.run import CONFIG
 from ornstein.transition import Transition
 
 Record = dict[str, Any]
-ROUNDING = 1e-9  # bits/dim
+ROUNDING, SMALL = 1e-9, 1e-4  # bits/dim
 TITLES = {
     "bits_per_dim": "bits/dim, discrete",
     "known": "of it in noise that was known",
@@ -100,12 +100,18 @@ def looked_at_run(folder: Path, draws: int, rounds: int) -> Record | None:
     }
 
 
+def _shown(value: float, error: float) -> str:
+    if abs(value) < ROUNDING:
+        return "0"
+    return f"{value:.1e}" if abs(value) < SMALL else with_error(value, error)
+
+
 def rows(record: Record) -> list[str]:
     """A table in Markdown."""
     titles = ["", "K", "variables that noise enters", *TITLES.values()]
     listed = []
     for run in record["runs"]:
-        told = ["0" if abs(run[name][0]) < ROUNDING else with_error(*run[name]) for name in TITLES]
+        told = [_shown(*run[name]) for name in TITLES]
         listed.append([run["name"], str(run["variables"]), str(run["rank"]), *told])
     return list(tabled(titles, listed))
 
