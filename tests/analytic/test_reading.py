@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ornstein
+from benchmarks.reading import reading
 from ornstein import Ancestral, Continuous, Exponential, Heun, ProbabilityFlow, Process, Solver
 from ornstein.answers import LEAST_SHARE, View, contract, expand
 from ornstein.linalg import lower_solve
@@ -229,3 +230,24 @@ def test_an_evaluation_says_what_was_lost_to_known_noise(tmp_path: Path) -> None
     channel = ornstein.ScoreModel(Silent(), process, Continuous(), data_mean=0.3, data_std=0.7)
     plain = ornstein.evaluate(channel, x, quiet=True)
     assert math.isnan(plain.known) and plain.to_dict()["known"] is None
+
+
+@pytest.mark.parametrize("n_aux", [1, 2])
+def test_a_bound_that_reads_first_is_the_bound_without_what_was_known(n_aux: int) -> None:
+    """As `benchmarks.reading` trains by it: another bound, and never a worse one."""
+    torch.manual_seed(0)
+    network = ornstein.networks.MLP((3,), n_aux + 1, width=8, depth=1).to(F64)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, dtype=F64))
+    joint = model(network, ornstein.learned(n_aux)).with_truncation(ornstein.NoiseLevel(0.1))
+    x = 0.3 + 0.7 * torch.randn(20, 3, dtype=F64)
+    whole = ornstein.elbo(joint, x, draws=4, random=1, control=True)
+    with reading("read"):
+        read = ornstein.elbo(joint, x, draws=4, random=1)
+    assert whole.known is not None
+    scale = whole.errors.mean().item()
+    torch.testing.assert_close(
+        read.errors, whole.errors - whole.known, rtol=1e-7, atol=1e-9 * scale
+    )
+    assert bool((read.nats > whole.nats).all())
