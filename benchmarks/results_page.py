@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ablation, known_noise, rounding
+from benchmarks import ablation, known_noise, reading, rounding
 from benchmarks.way_page import PLACE, tabled
 from ornstein.evaluation import with_error
 from ornstein.reproduce import auxiliary, pairing, results, runtime
@@ -27,6 +27,7 @@ MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "ablation": ablation.rows,
     "ablation-mnist": ablation.rows,
     "known": known_noise.rows,
+    "reading": reading.rows,
     "rounding": lambda record: [*rounding.rows(record), *rounding.ratios(record)],
 }
 PICTURES = {
