@@ -12,7 +12,8 @@ m = Câ/(âᵀCâ): then â ρ is the nearest to e of all that x could explain, 
     ‖e‖²_C = (âᵀCâ) ρ² + ‖e − â ρ‖²_C,
 
 of which the last is an error in noise that was known. Read along â itself, e would be mixed with
-what nobody trained.
+what nobody trained. (Where âᵀCâ is next to nothing beside tr C, x stands still, no part of a guess
+is trained, and m goes over to â.)
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class View:
     def read(self, guess: Tensor) -> Tensor:
         """What a guess of the noise in all variables, (B, K, *shape), says of ε_∥: (B, *shape)."""
         if self.reading is None:
-            raise ValueError("this view can't read a joint model: build it with the noise G(s)")
+            raise ValueError(
+                "this view was made from a kernel alone, and a joint model is to be read; expected "
+                "one that knows the noise. Make it by View.of(kernel, process.noise_factor(s))."
+            )
         return contract(self.reading, guess)
 
     def with_reading(self, W: Tensor) -> View:

@@ -116,7 +116,9 @@ class Evaluation(Result):
     per_example: Tensor  # (N,) float64, bits/dim
     marks: Tensor  # (N,) a checksum of each example
     curve: Curve
-    known: float = math.nan  # of the diffusion, what a joint model pays for noise it was told
+    #: of the diffusion, what a joint model pays for noise it was told; NaN for a channel model,
+    #: given the state, and where rows of an older version are among its own
+    known: float = math.nan
 
     @property
     def line(self) -> str:

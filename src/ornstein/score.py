@@ -187,8 +187,12 @@ class ScoreModel(nn.Module):
         kernel = self.process.transition(times)
         zero = torch.zeros_like(y[:, 0], dtype=torch.float64)
         white = kernel.noise(y.to(torch.float64), zero)
-        view = View.of(kernel, self.process.noise_factor(times))
-        return self.estimate_from(white, y, kernel, view)
+        return self.estimate_from(white, y, kernel, self.view(kernel, times))
+
+    def view(self, kernel: Transition, s: Tensor) -> View:
+        """What the kernel at times s says about x, and how to read this model's guesses there."""
+        joint = self.parametrisation == "joint"
+        return View.of(kernel, self.process.noise_factor(s) if joint else None)
 
     def estimate_from(self, white: Tensor, y: Tensor, kernel: Transition, view: View) -> Tensor:
         """The same where L⁻¹y is known, (B, K, *shape) float64; reads nothing from the device.

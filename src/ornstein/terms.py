@@ -345,7 +345,7 @@ class Job:
             return base, base - model.residual(x_noisy, -2 * sigma.log(), answer), expected
         start = self.start.expand(len(noise))
         kernel = self.process.transition(start)
-        view = View.of(kernel, self.process.noise_factor(start))
+        view = model.view(kernel, start)
         # the rest of the noise is independent of ε_∥ = âᵀε
         eps = self.normal("end, across", self.process.n_vars)
         eps = eps + expand(view.direction, noise - contract(view.direction, eps))

@@ -21,6 +21,7 @@ from ornstein import Ancestral, Continuous, Exponential, Heun, ProbabilityFlow, 
 from ornstein.answers import LEAST_SHARE, View, contract, expand
 from ornstein.linalg import lower_solve
 from ornstein.terms import joint_error
+from tests.test_errors import message, says
 
 F64 = torch.float64
 LOW = ["cld", "alda", "malda"]  # rank of the noise: 1 of 2, 1 of 3, 2 of 3
@@ -251,3 +252,30 @@ def test_a_bound_that_reads_first_is_the_bound_without_what_was_known(n_aux: int
         read.errors, whole.errors - whole.known, rtol=1e-7, atol=1e-9 * scale
     )
     assert bool((read.nats > whole.nats).all())
+
+
+def test_known_noise_is_told_whatever_the_times_are() -> None:
+    torch.manual_seed(0)
+    network = ornstein.networks.MLP((3,), 3, width=8, depth=1).to(F64)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, dtype=F64))
+    joint, x = model(network, made("malda")), 0.3 + 0.7 * torch.randn(60, 3, dtype=F64)
+    one, two = (
+        ornstein.evaluate(joint, x, draws=64, quiet=True, times=times).known
+        for times in (None, ornstein.LogSNR())
+    )
+    assert one == pytest.approx(two, rel=0.05)
+
+
+def test_a_view_that_can_not_read_says_so() -> None:
+    process = made("cld")
+    kernel = process.transition(torch.tensor([0.5], dtype=F64))
+    says(
+        message(lambda: View.of(kernel).read(torch.ones(1, 2, 3, dtype=F64))),
+        "kernel alone",
+        "expected",
+        "noise_factor(s)",
+    )
+    channel = ornstein.ScoreModel(Silent(), process, Continuous())
+    assert channel.view(kernel, torch.tensor([0.5], dtype=F64)).reading is None

@@ -117,13 +117,12 @@ class Frames:
         s = self._times(at)
         kernel, M = self._factor(s)
         V = self._turn(at)
-        noise = self.process.noise_factor(s)
-        view = View.of(kernel, noise)
+        view = self.model.view(kernel, s)
         wide = torch.hypot(view.sigma, torch.full_like(view.sigma, self.std))
         inverse = lower_inverse(M)
         b = (inverse @ kernel.response.unsqueeze(-1)).squeeze(-1)
         b = b / torch.linalg.vector_norm(b, dim=-1, keepdim=True).clamp(min=1e-300)
-        G = inverse @ noise
+        G = inverse @ self.process.noise_factor(s)
         pull = (G @ (G.mT @ b.unsqueeze(-1))).squeeze(-1)  # W b
         scale = -s / 2 * (wide / view.sigma) / view.sigma
         state = M @ V

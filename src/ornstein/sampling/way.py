@@ -51,8 +51,7 @@ class Way:
         """Along this grid, looking at its times or at others."""
         times = grid if times is None else times
         kernel = model.process.transition(times)
-        view = View.of(kernel, model.process.noise_factor(times))
-        return Way(model, tuple(shape), grid, times, kernel, view)
+        return Way(model, tuple(shape), grid, times, kernel, model.view(kernel, times))
 
     def look(self, number: int, y: Tensor) -> Seen:
         """Ask the model about states (B, K, d) at the time of this number."""
