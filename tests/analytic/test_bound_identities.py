@@ -449,6 +449,7 @@ def mismatch(
     gradient. One that cancels, as of rates between fixed ends, is known to 1e-16 of the others.
     """
     gradients = torch.autograd.grad(value(), [p for _, p in parameters])
+    rounding = 1e-11 * max(float(gradient.norm()) for gradient in gradients)  # 1e-16 / 1e-5
     generator = torch.Generator().manual_seed(3)
     worst = 0.0
     with torch.no_grad():
@@ -465,7 +466,7 @@ def mismatch(
             parameter.copy_(start)
             derivative = (4 * found[0] - found[1]) / 3
             error = abs(derivative - float((gradient * direction).sum()))
-            worst = max(worst, error / (float(gradient.norm()) + 1e-10))
+            worst = max(worst, error / (float(gradient.norm()) + rounding + 1e-12))
     return worst
 
 
