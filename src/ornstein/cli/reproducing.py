@@ -67,7 +67,7 @@ class Reproduce:
     download: Flag = False
     """Fetch the data set if it is not there."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")] = ()
-    """Only these runs of the table."""
+    """Only these runs of the table, begun in this order."""
     runs: Annotated[Path | None, NoHint] = None
     """Folder for the runs (default: runs/reproduce/TABLE)."""
     out: Path = Path("results")
@@ -163,7 +163,7 @@ class Reproduce:
         return auxiliary.auxiliary(processes, VARIANCE)
 
     def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
-        """Only the runs that were asked for."""
+        """Only the runs that were asked for, in the order in which they were."""
         known = [planned.recipe for planned in plan.run]
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"--minutes {self.minutes}; expected a number > 0.")
@@ -174,7 +174,7 @@ class Reproduce:
                 raise ValueError(f"--only {name}; expected some of {', '.join(known)}.")
         if not self.only:
             return plan
-        kept = [i for i, name in enumerate(known) if name in self.only]
+        kept = [known.index(name) for name in dict.fromkeys(self.only)]
         return replace(
             plan,
             run=tuple(plan.run[i] for i in kept),
