@@ -56,6 +56,11 @@ def test_dry_run(here: Path, said: Said) -> None:
         "runs/reproduce/mnist/joint-learned-2-seed1 --data-folder data\n"
     ) in out
     assert "--out runs/reproduce/mnist/joint-learned-2 --data-folder data\n" in out
+    only = ("--only", "joint-malda", "channel", "joint-cld", "channel")
+    code, out, err = said("reproduce", "mnist", "--dry-run", *only)
+    assert code == 0, err
+    begun = [line.split()[3] for line in out.splitlines() if line.startswith("ornstein train")]
+    assert begun == ["mnist/joint-malda", "mnist/channel", "mnist/joint-cld"]  # as they were asked
     assert not list(here.iterdir())
 
 
@@ -219,13 +224,17 @@ def test_killed_and_gone_on_with(here: Path) -> None:
     recipe += '[model]\nnetwork = "unet-tiny"\nwidth = 8\nmultipliers = [1, 1]\n'
     recipe += "[training.watch]\nlog_every = 1\nvalid_every = 0\nsample_every = 0\n"
     (table / "long.toml").write_text(recipe)
-    (table / "short.toml").write_text(recipe.replace("2000", "2"))
+    short = recipe.replace("2000", "2") + "[[sample]]\nn = 4\nsteps = 2\n"
+    (table / "short.toml").write_text(short)
     command = ("reproduce", "mine", "--device", "cpu")
     first = helpers.start(*command, cwd=here)
     run = here / "runs/reproduce/mine/long"
     helpers.waited(lambda: helpers.reached(run, 5))
     (early,) = read(here / "results/mine.json")["runs"]  # written as soon as a run is done
     assert early["name"] == "short" and early["complete"] and early["steps"] == 2
+    drawn = here / "results/mine-short-ancestral-2.png"  # its picture, too
+    picture = here / "runs/reproduce/mine/short/table/ancestral-2.png"
+    assert drawn.read_bytes() == picture.read_bytes()
     first.tell(signal.SIGTERM)
     ended = first.wait()
     assert ended.code == 143

@@ -112,8 +112,8 @@ class Reproduce:
         def tell(errand: Errand, word: str) -> None:
             with contextlib.suppress(OSError, SystemExit):  # a terminal or a pipe that is closed
                 console.print(_said(errand, word))
-            if word == "done":  # whatever happens to the others
-                self._save(whole, all_)
+            if word in ("evaluate", "sample", "done"):  # one more command has ended
+                self._save(whole, all_)  # whatever happens to the others
 
         pool = Pool(jobs, until, tell)
         stopped: Stopped | None = None
@@ -230,7 +230,18 @@ class Reproduce:
             write_text(path, json.dumps(record, indent=1, allow_nan=False))
             rows = [f"# {plan.title}", "", plan.about, "", *table(record), "", f"({where(record)})"]
             write_text(base.with_name(f"{base.name}.md"), "\n".join(rows) + "\n")
+        for path, copy in self._samples(plan, todo):
+            shutil.copyfile(path, copy)
         return record
+
+    def _samples(self, plan: recipe.Plan, todo: list[Errand]) -> list[tuple[Path, Path]]:
+        """The pictures that are there, in the folders of the runs and with the results."""
+        return [
+            (path, self.out / f"{self._name(plan)}-{errand.name}-{title}.png")
+            for errand in todo
+            for title, path in errand.pictures().items()
+            if path.is_file()
+        ]
 
     def _name(self, plan: recipe.Plan) -> str:
         return plan.name + ("-smoke" if self.smoke else "")
@@ -241,11 +252,7 @@ class Reproduce:
             console.print("there is nothing to write yet", style="dim")
             return
         pictures = _drawn(record, self.out / name)
-        for errand in todo:
-            for title, path in errand.pictures().items():
-                if path.is_file():
-                    shutil.copyfile(path, self.out / f"{name}-{errand.name}-{title}.png")
-                    pictures.append(f"{name}-{errand.name}-{title}.png")
+        pictures += [copy.name for _, copy in self._samples(plan, todo)]
         console.print("\n".join(table(record)), markup=False)
         files = ", ".join([f"{name}.json", f"{name}.md", *pictures])
         console.print(f"wrote {files} to {self.out}", style="dim")
