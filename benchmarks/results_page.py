@@ -47,7 +47,8 @@ CURVES = {
     "tinyimagenet32": "Tiny ImageNet",
     "digits": "the digits",
 }
-NAMES = (*TABLES, *SETTINGS, "repeats", "efficiency", "samples", "where", *MEASURES)
+REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and their tables
+NAMES = (*TABLES, *SETTINGS, *REPEATS, "efficiency", "samples", "where", *MEASURES)
 README = ("tables",)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
@@ -143,7 +144,9 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
         " (The same seed gives another run: sums on a GPU are not in a fixed order.)"
     )
     yield ""
-    yield f"(In turn: {'. And: '.join(map(results.where, records))})"
+    used = [run for group in groups for run in group.runs]
+    parts = [{**record, "runs": [r for r in record["runs"] if r in used]} for record in records]
+    yield f"(In turn: {'. And: '.join(results.where(part) for part in parts if part['runs'])})"
 
 
 def settings(record: Record) -> Iterable[str]:
@@ -257,8 +260,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield origin(found[name])
     elif name == "efficiency" and "cifar10" in found:
         yield from efficiency(found["cifar10"])
-    elif name == "repeats":
-        yield from repeats(found, "mnist", "discrete")
+    elif name in REPEATS:
+        yield from repeats(found, REPEATS[name], "discrete")
     elif name == "tables":
         yield from headlines(found)
     elif name == "samples":
