@@ -263,6 +263,14 @@ class Process(Float64Module, ABC):
                     solution = solution.kept(self._span())
                 self._solved = solution
 
+    def restrain(self) -> bool:
+        """Slow a learned process down if its clock has run far past all data; whether it had to.
+
+        A loop of your own may call it now and then; `fit` does. Here nothing is known to be too
+        fast; `Diffusion` knows.
+        """
+        return False
+
     def hold(self) -> None:
         """Build the panels once, for all calls until `release`; nothing may change meanwhile.
 

@@ -32,7 +32,7 @@ from ornstein.training.updating import Numbers, Update, usable
 
 WARM = 3  # steps before a capture
 CLOSE = 0.05  # of a loss and its parts, by which bfloat16 and dropout may change it
-REPLAN = 100  # steps between two looks at the panels of a learned process, where it is compiled
+LOOK = 100  # steps between two looks at a learned process
 
 
 class Runner:
@@ -72,7 +72,7 @@ class Runner:
         if self.update is None and self.compiled and usable(self.state.optimiser):
             self.update = Update(self.state.optimiser, self.average, self.training.optimiser)
             self.state.by_kernels = True
-        self._look_at_panels()
+        self._look_at_process()
         if self._warm == 0 and self.graph is None:
             self.loss.settle()  # here, since a checkpoint may have been loaded meanwhile
         if self._capture and self.graph is None and self._warm >= WARM:
@@ -192,10 +192,14 @@ class Runner:
 
     # ---------------------------------------------------------------- the graph
 
-    def _look_at_panels(self) -> None:
-        """Inside a graph a learned process can't see that it has outgrown its panels."""
+    def _look_at_process(self) -> None:
+        """Of a learned one: is its clock too fast? Inside a graph it can't see either that it has
+        outgrown its panels."""
         process, done = self.loss.model.process, self.state.step
-        if not (self.compiled and process.learned and done and done % REPLAN == 0):
+        if not (process.learned and done and done % LOOK == 0):
+            return
+        process.restrain()
+        if not self.compiled:
             return
         process.replan()
         if self.graph is not None and not torch.equal(self.graph.plan, process.plan()):
