@@ -16,6 +16,9 @@ import ornstein
 from benchmarks import page, results_page, speed_page, way_page
 from benchmarks.way_results import FEW, Figure, Results, sliced, ways
 from ornstein.bench import Ceilings, Check, Figures, Line, Part, Table
+from ornstein.reproduce import recipe
+from ornstein.reproduce.results import outdated
+from ornstein.reproduce.running import Setting, errands
 
 FILES = sorted([*page.RESULTS.glob("*.json"), *(page.ROOT / "results").glob("*.json")])
 SAMPLING = ("solvers.md", "way-back.md")
@@ -151,6 +154,13 @@ def test_headlines_are_of_one_network() -> None:
         "| CIFAR-10, 2.0 M weights | 2.5000 to 3.0000 ± 0.0200 | 4.0000 to 4.0000 ± 0.0300 | 3.07 "
         "| 1.5 min, a GPU |"
     ]
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "digits", "answers", "tuning", "damping"])
+def test_tables_are_of_the_recipes_as_they_are(name: str) -> None:
+    """So that nothing leaves a table when the rest of it is made; a new option must not do that."""
+    todo = errands(recipe.plan(name), Setting(page.ROOT / "runs"))
+    assert outdated(todo, page.ROOT / "results" / f"{name}.json") == []
 
 
 def test_a_table_that_is_not_finished() -> None:

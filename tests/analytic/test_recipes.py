@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -275,6 +276,32 @@ def test_what_a_run_rests_on(tmp_path: Path) -> None:
     assert errand().finished() == 2  # neither words nor what is watched
     (one.folder / "done.json").write_text("nonsense")
     assert errand().finished() == 0
+
+
+def test_a_picture_comes_before_the_figures(tmp_path: Path) -> None:
+    """It takes seconds, and is there even if the evaluation is cut off; what both rest on stays."""
+    (tmp_path / "table.toml").write_text('title = "T"\n[[run]]\nrecipe = "a"\n')
+    text = 'about = "a"\n[[evaluate]]\nbound = "discrete"\n[[evaluate]]\nbound = "tweedie"\n'
+    (tmp_path / "a.toml").write_text(text + "[[sample]]\nsteps = 5\n")
+    (one,) = errands(plan(tmp_path), Setting(tmp_path / "runs"))
+    assert [command[0] for command in one.commands] == ["train", "sample", "evaluate", "evaluate"]
+    one.folder.mkdir(parents=True)
+    (one.folder / "config.json").write_text("{}")
+    one.finish(3)
+    assert one.finished() == 1 and one.looks_done() == []
+    (picture,) = one.pictures().values()
+    picture.parent.mkdir()
+    picture.write_bytes(b"")
+    assert one.finished() == 2 and one.looks_done() == []
+    one.looks()["discrete"].mkdir()
+    (one.looks()["discrete"] / "x.json").write_text("{}")
+    assert one.finished() == 3 and one.looks_done() == ["discrete"]
+    last = (0, 2, 3, 1)  # as it was when pictures came last
+    order: dict[str, Any] = {
+        n: tuple(getattr(one, n)[i] for i in last) for n in ("commands", "keys")
+    }
+    assert replace(one, **order).rests_on() == one.rests_on()
+    assert replace(one, keys=(*one.keys[:-1], "other")).rests_on() != one.rests_on()
 
 
 def test_unknown_names() -> None:

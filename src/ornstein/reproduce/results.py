@@ -111,7 +111,7 @@ def _run(errand: Errand) -> Record | None:
     run = read_run(errand.folder, errand.name)
     training = run.config.get("training", {})
     done = errand.finished()
-    figures = _figures(errand, done)
+    figures = _figures(errand)
     finished = done == len(errand.commands)
     return {
         "name": errand.name,
@@ -185,10 +185,10 @@ def _learned(run: RunSummary, trained: bool) -> Record | None:
         return {"Q": process.Q.tolist(), "D": process.D.tolist(), "of": "the best step, averaged"}
 
 
-def _figures(errand: Errand, done: int) -> list[Record]:
-    """Of the commands that are done, the first of which is the training."""
+def _figures(errand: Errand) -> list[Record]:
+    """Of the commands that are done."""
     found = []
-    for look in list(errand.looks())[: max(0, done - 1)]:
+    for look in errand.looks_done():
         for path in errand.files(look).values():
             record = json.loads(path.read_text(encoding="utf-8"))
             found.append({"look": look, **{key: record.get(key) for key in FIGURES}})

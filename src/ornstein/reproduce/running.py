@@ -1,7 +1,8 @@
 """The runs of a table: each is a chain of commands, several of them side by side.
 
-Every command is one that could be typed: `ornstein train`, then `ornstein evaluate` for each
-figure, then `ornstein sample`. All of them go on where they were stopped, so the whole does, too.
+Every command is one that could be typed: `ornstein train`, then `ornstein sample`, since a picture
+is there in seconds, then `ornstein evaluate` for each figure. All of them go on where they were
+stopped, so the whole does, too.
 """
 
 from __future__ import annotations
@@ -86,8 +87,15 @@ class Errand:
         write_text(self.folder / DONE, json.dumps(self.keys[:count], indent=1))
 
     def rests_on(self) -> str:
-        """A short word for all of its recipe that its figures rest on."""
-        return hashlib.sha256("\n".join(self.keys).encode()).hexdigest()[:16]
+        """A short word for all of its recipe that its figures rest on, in whatever order."""
+        named = zip((command[0] for command in self.commands), self.keys, strict=True)
+        ordered = sorted(named, key=lambda one: ("train", "evaluate", "sample").index(one[0]))
+        return hashlib.sha256("\n".join(key for _, key in ordered).encode()).hexdigest()[:16]
+
+    def looks_done(self) -> list[str]:
+        """The titles of the figures that are there."""
+        before = len(self.commands) - len(self.recipe.evaluate)
+        return list(self.looks())[: max(0, self.finished() - before)]
 
     def looks(self) -> dict[str, Path]:
         """The folders of the figures, by their titles."""
@@ -112,9 +120,10 @@ class Errand:
     def _outputs(self) -> list[Callable[[], bool]]:
         """Whether the files of each command are there."""
         found: list[Callable[[], bool]] = [(self.folder / "config.json").is_file]
+        found += [path.is_file for path in self.pictures().values()]
         for bits, place in zip(self.recipe.evaluate, self.looks().values(), strict=True):
             found.append(partial(_has, place, len(bits.process) or 1))
-        return [*found, *(path.is_file for path in self.pictures().values())]
+        return found
 
 
 def _has(folder: Path, count: int) -> bool:
@@ -140,8 +149,8 @@ def _errand(name: str, recipe: Recipe, planned: Planned, seed: int, setting: Set
     keys = [json.dumps([_decisive(recipe), seed, setting.data], sort_keys=True)]
     bare = Errand(name, recipe, planned, seed, folder, (), ())
     asked: list[tuple[str, Bits | Grid, Path]] = [
-        *(("evaluate", one, bare.looks()[one.title]) for one in recipe.evaluate),
         *(("sample", one, bare.pictures()[one.title]) for one in recipe.sample),
+        *(("evaluate", one, bare.looks()[one.title]) for one in recipe.evaluate),
     ]
     for verb, one, place in asked:
         command = [verb, str(folder), "--out", str(place), *one.arguments()]
