@@ -178,7 +178,7 @@ def _errors(job: Job, factor: Callable[[Tensor, Transition], Tensor]) -> tuple[T
     model, process, x = job.model, job.process, job.x
     s, weight = job.place()
     kernel = process.transition(s)
-    view = View.of(kernel)
+    view = model.view_of_noise(kernel, s)
     if job.given == "x":
         metric = solved(kernel, factor(s, kernel))  # L⁻¹F: ‖Fᵀ L⁻ᵀ e‖ = ‖metricᵀ e‖
         along = _along(metric, view)
@@ -245,7 +245,7 @@ def _joint_implicit(job: Job, divergence: Divergence) -> tuple[Tensor, Tensor]:
     model, process, x = job.model, job.process, job.x
     s, weight = job.place()
     kernel = process.transition(s)
-    view = View.of(kernel)
+    view = model.view_of_noise(kernel, s)
     G = process.noise_factor(s)
     W = solved(kernel, G)
     eps = job.normal("noise", process.n_vars)

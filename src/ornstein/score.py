@@ -13,8 +13,10 @@ is exact there, and both ends of time are right for any data:
     channel   ε̂_∥ = g + ς/√(ς²+σ²)·network((x̃ − m)/√(ς²+σ²), λ),      g = σ(x̃ − m)/(ς²+σ²)
     joint     ε̂ = w_⊥ + â g + ς/√(ς²+σ²)·network((y − r m)/√(r²ς² + diag Σ), λ)
 
-and the score is −L⁻ᵀ ε̂. With a histogram of pixels g = (x̃ − x̂)/σ, x̂ the guess of `histogram`: then
-a network that returns zero is exact for independent pixels.
+and the score is −L⁻ᵀ ε̂. Of all that a joint network says, w_⊥ was known; with known_noise="told"
+only what it says of x is taken, ε̂ = w_⊥ + â(g + what was read; see `answers`), and its bound no
+longer charges for the rest. With a histogram of pixels g = (x̃ − x̂)/σ, x̂ the guess of `histogram`:
+then a network that returns zero is exact for independent pixels.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from ornstein.truncation import NoiseLevel, Truncation, check_truncation
 Figures = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 Parametrisation = Literal["channel", "joint"]
 FeaturesOf = Literal["x", "z"]
+KnownNoise = Literal["guessed", "told"]
 CLEAR = 1e-6  # of a bin, noise that leaves nothing open about a dequantised pixel
 
 
@@ -69,6 +72,7 @@ class ScoreModel(nn.Module):
         precondition: bool = True,
         features_of: FeaturesOf = "x",
         histogram: Tensor | None = None,
+        known_noise: KnownNoise = "guessed",
     ) -> None:
         """
         data_mean, data_std: of the numbers that diffuse; likelihood.moments(x) gives them.
@@ -83,6 +87,8 @@ class ScoreModel(nn.Module):
         histogram: of pixels, likelihood.histogram(x). Then the network adds to what is right for
             independent pixels, and gets four further entries for each number of the data (as many
             as of two features).
+        known_noise: of a joint model, "told" if what can be read off y is no part of its guess;
+            "guessed" is the paper's way.
         """
         super().__init__()
         if parametrisation not in ("channel", "joint"):
@@ -121,6 +127,7 @@ class ScoreModel(nn.Module):
             )
         self.features_of: FeaturesOf = features_of
         self.histogram = as_histogram(histogram, self.likelihood, precondition)
+        self.known_noise: KnownNoise = self._checked_known(known_noise)
 
     # ---------------------------------------------------------------- what users call
 
@@ -194,6 +201,10 @@ class ScoreModel(nn.Module):
         joint = self.parametrisation == "joint"
         return View.of(kernel, self.process.noise_factor(s) if joint else None)
 
+    def view_of_noise(self, kernel: Transition, s: Tensor) -> View:
+        """The same for a guess of all noise, which is read only if known noise is told."""
+        return self.view(kernel, s) if self.known_noise == "told" else View.of(kernel)
+
     def estimate_from(self, white: Tensor, y: Tensor, kernel: Transition, view: View) -> Tensor:
         """The same where L⁻¹y is known, (B, K, *shape) float64; reads nothing from the device.
 
@@ -219,15 +230,17 @@ class ScoreModel(nn.Module):
         itself should be float64 too. Of a joint model the bound trains only what noise enters,
         Gᵀ score: `estimate` reads x̂ from that.
         """
-        return self._noise(y, self.process.transition(self._expanded(s, y)))
+        times = self._expanded(s, y)
+        return self._noise(y, times, self.process.transition(times))
 
     def score(self, y: Tensor, s: Tensor | float) -> Tensor:
         """∇ log p(y_s) = −L⁻ᵀ ε̂: (B, K, *shape)."""
-        kernel = self.process.transition(self._expanded(s, y))
-        return kernel.noise_to_score(self._noise(y, kernel).to(torch.float64)).to(y.dtype)
+        times = self._expanded(s, y)
+        kernel = self.process.transition(times)
+        return kernel.noise_to_score(self._noise(y, times, kernel).to(torch.float64)).to(y.dtype)
 
-    def _noise(self, y: Tensor, kernel: Transition) -> Tensor:
-        view = View.of(kernel)
+    def _noise(self, y: Tensor, s: Tensor, kernel: Transition) -> Tensor:
+        view = self.view_of_noise(kernel, s)
         zero = torch.zeros_like(y[:, 0], dtype=torch.float64)
         white = kernel.noise(y.to(torch.float64), zero)  # L⁻¹y = a x + ε
         along = contract(view.direction, white)
@@ -309,6 +322,7 @@ class ScoreModel(nn.Module):
             "truncation": None if self._truncation is None else described(self._truncation),
             "features": list(self.features),
             **({"features_of": self.features_of} if two_kinds else {}),
+            **({"known_noise": self.known_noise} if self.known_noise == "told" else {}),
             "precondition": bool(self.precondition),
             **({} if self.histogram is None else {"histogram": list(self.histogram.logs.shape)}),
             "data_mean_shape": list(self.moments.mean.shape),
@@ -336,6 +350,7 @@ class ScoreModel(nn.Module):
             fields["precondition"],
             fields.get("features_of", "z"),  # what they were of before one could choose
             torch.ones(fields["histogram"]) if "histogram" in fields else None,
+            fields.get("known_noise", "guessed"),
         )
 
     # ---------------------------------------------------------------- for the objectives
@@ -365,9 +380,13 @@ class ScoreModel(nn.Module):
     ) -> Tensor:
         """What a joint model knows beyond the Gaussian answer: (B, K, *shape).
 
-        x_noisy: x̃, (B, *shape); found from y where it is not known.
+        view: that of `view_of_noise`, or of `view`. x_noisy: x̃, (B, *shape); found from y where it
+        is not known.
         """
-        return self._residual.joint(y, kernel, view, x_noisy)
+        guess = self._residual.joint(y, kernel, view, x_noisy)
+        if self.known_noise == "guessed":
+            return guess
+        return expand(view.direction, view.read(guess))
 
     def seeing(self, likelihood: Likelihood) -> ScoreModel:
         """The same model for data as this likelihood has them, at their levels or dequantised."""
@@ -448,6 +467,24 @@ class ScoreModel(nn.Module):
     def _renew(self) -> None:
         """What depends on the moments, which may have been loaded."""
         self._natural_truncation = NoiseLevel(self.likelihood.noise_level(self.data_std))
+
+    def _checked_known(self, given: KnownNoise) -> KnownNoise:
+        if given not in ("guessed", "told"):
+            raise ValueError(
+                f"known_noise={given!r}; expected 'guessed' (the network predicts all noise) or "
+                "'told' (what can be read off the state is no part of its guess)."
+            )
+        if given == "told" and not (self.parametrisation == "joint" and self.precondition):
+            what = (
+                "parametrisation='channel', which guesses no noise that is known"
+                if self.parametrisation == "channel"
+                else "precondition=False, where the network says all of the noise by itself"
+            )
+            raise ValueError(
+                f"known_noise='told' and {what}; expected a joint model with precondition=True, or "
+                "known_noise left out."
+            )
+        return given
 
     def _checked(self, given: Truncation | None) -> Truncation | None:
         return None if given is None else check_truncation(given)

@@ -362,7 +362,7 @@ class Job:
         process, K, d = self.process, self.process.n_vars, self.dims
         kernel = process.transition(self.start)
         known = process.transition(self.start, given="state")
-        view = View.of(kernel)
+        view = self.model.view_of_noise(kernel, self.start)
         white = whitening(process, kernel, known)
         M = white[:, :K]
         entropy = root_entropy(process.auxiliary.factor())

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import ornstein
-from benchmarks.reading import reading
 from ornstein import Ancestral, Continuous, Exponential, Heun, ProbabilityFlow, Process, Solver
 from ornstein.answers import LEAST_SHARE, View, contract, expand
 from ornstein.linalg import lower_solve
@@ -233,25 +232,119 @@ def test_an_evaluation_says_what_was_lost_to_known_noise(tmp_path: Path) -> None
     assert math.isnan(plain.known) and plain.to_dict()["known"] is None
 
 
-@pytest.mark.parametrize("n_aux", [1, 2])
-def test_a_bound_that_reads_first_is_the_bound_without_what_was_known(n_aux: int) -> None:
-    """As `benchmarks.reading` trains by it: another bound, and never a worse one."""
+def loud(process: Process, known_noise: str = "guessed") -> ornstein.ScoreModel:
+    """A network that says something about all noise."""
     torch.manual_seed(0)
-    network = ornstein.networks.MLP((3,), n_aux + 1, width=8, depth=1).to(F64)
+    network = ornstein.networks.MLP((3,), process.n_vars, width=8, depth=1).to(F64)
     with torch.no_grad():
         for p in network.parameters():
             p.add_(0.3 * torch.randn(p.shape, dtype=F64))
-    joint = model(network, ornstein.learned(n_aux)).with_truncation(ornstein.NoiseLevel(0.1))
-    x = 0.3 + 0.7 * torch.randn(20, 3, dtype=F64)
-    whole = ornstein.elbo(joint, x, draws=4, random=1, control=True)
-    with reading("read"):
-        read = ornstein.elbo(joint, x, draws=4, random=1)
-    assert whole.known is not None
-    scale = whole.errors.mean().item()
-    torch.testing.assert_close(
-        read.errors, whole.errors - whole.known, rtol=1e-7, atol=1e-9 * scale
+    return ornstein.ScoreModel(
+        network,
+        process,
+        Continuous(),
+        "joint",
+        data_mean=0.3,
+        data_std=0.7,
+        truncation=ornstein.NoiseLevel(0.1),
+        known_noise=known_noise,  # type: ignore[arg-type]
     )
-    assert bool((read.nats > whole.nats).all())
+
+
+def points(count: int = 20) -> Tensor:
+    return 0.3 + 0.7 * torch.randn(count, 3, dtype=F64, generator=torch.Generator().manual_seed(7))
+
+
+FULL = {f"learned-{n}": n for n in (1, 2)}
+
+
+def any_made(name: str) -> Process:
+    return ornstein.learned(FULL[name], full=True) if name in FULL else made(name)
+
+
+@pytest.mark.parametrize("name", [*ALL, *FULL])
+def test_a_bound_that_is_told_is_the_bound_without_what_was_known(name: str) -> None:
+    """Draw by draw: another bound, never a worse one, and the same where noise enters once."""
+    process, x = any_made(name), points()
+    whole = ornstein.elbo(loud(process), x, draws=4, random=1, control=True)
+    told = ornstein.elbo(loud(process, "told"), x, draws=4, random=1, control=True)
+    assert whole.known is not None and told.known is not None
+    scale = whole.errors.mean().item()
+    near = {"rtol": 1e-7, "atol": 1e-9 * scale}
+    torch.testing.assert_close(told.errors, whole.errors - whole.known, **near)
+    torch.testing.assert_close(told.known, torch.zeros_like(told.known), **near)
+    torch.testing.assert_close(
+        told.nats, whole.nats + whole.known.mean(1) + told.reconstruction - whole.reconstruction
+    )
+    torch.testing.assert_close(told.reconstruction, whole.reconstruction, rtol=1e-9, atol=1e-9)
+    if process.noise_factor(0.5).shape[-1] > 1:
+        assert bool((told.nats > whole.nats).all())
+
+
+@pytest.mark.parametrize("name", [*ALL, *FULL])
+def test_a_model_that_is_told_says_what_is_known(name: str) -> None:
+    """ε̂ is w_⊥ but for its part along â, and that part is what estimates are made of."""
+    process, x = any_made(name), points(24)
+    s = torch.logspace(-2, 0, 24, dtype=F64)
+    kernel = process.transition(s)
+    y, eps = kernel.sample(x)
+    guessed, told = loud(process), loud(process, "told")
+    view = told.view(kernel, s)
+    noise = told.noise(y, s)
+    across = noise - expand(view.direction, contract(view.direction, noise))
+    truth = eps - expand(view.direction, contract(view.direction, eps))
+    torch.testing.assert_close(across, truth, rtol=0, atol=1e-6)
+    x_noisy = x + view.sigma[:, None] * contract(view.direction, eps)
+    estimate = x_noisy - view.sigma[:, None] * contract(view.direction, noise)
+    torch.testing.assert_close(told.estimate(y, s), estimate, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(told.estimate(y, s), guessed.estimate(y, s), rtol=1e-7, atol=1e-7)
+    score = -torch.linalg.solve_triangular(kernel.cholesky.mT, noise.flatten(2), upper=True)
+    torch.testing.assert_close(told.score(y, s), score.reshape(y.shape), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["malda", "learned-1", "learned-2"])
+def test_other_forms_of_the_bound_are_told_too(name: str) -> None:
+    """Given the state, and by implicit score matching with an exact divergence: one expectation."""
+    process, x = any_made(name), points(4)
+    told = loud(process, "told")
+    with torch.no_grad():
+        ways = [
+            ornstein.elbo(told, x, draws=4000, random=1).samples,
+            ornstein.elbo(told, x, draws=40000, random=2, given="state").samples,
+            ornstein.mism(told, x, draws=4000, random=3, divergence="exact").samples,
+        ]
+        whole = ornstein.elbo(loud(process), x, draws=4000, random=1).samples
+    means, errors = ([getattr(w, f)(1) for w in ways] for f in ("mean", "std"))
+    errors = [e / math.sqrt(w.shape[1]) for e, w in zip(errors, ways, strict=True)]
+    for mean, error in zip(means[1:], errors[1:], strict=True):
+        assert bool(((mean - means[0]).abs() < 5 * torch.hypot(error, errors[0])).all())
+        assert bool((mean - whole.mean(1) > 5 * error).any())  # and it is no other bound
+
+
+def test_who_is_told_is_kept_and_checked() -> None:
+    process = made("malda")
+    told, guessed = loud(process, "told"), loud(process)
+    assert told.describe()["known_noise"] == "told" and "known_noise" not in guessed.describe()
+    for one in (told, guessed):
+        assert ornstein.ScoreModel.rebuild(one.describe()).known_noise == one.known_noise
+    silent = Silent()
+    says(
+        message(lambda: ornstein.ScoreModel(silent, process, known_noise="said")),  # type: ignore[arg-type]
+        "known_noise='said'",
+        "'guessed'",
+        "'told'",
+    )
+    says(
+        message(lambda: ornstein.ScoreModel(silent, process, known_noise="told")),
+        "parametrisation='channel'",
+        "expected a joint model",
+    )
+    plain = {"parametrisation": "joint", "precondition": False}
+    says(
+        message(lambda: ornstein.ScoreModel(silent, process, **plain, known_noise="told")),  # type: ignore[arg-type]
+        "precondition=False",
+        "expected a joint model",
+    )
 
 
 def test_known_noise_is_told_whatever_the_times_are() -> None:

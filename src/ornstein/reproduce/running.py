@@ -169,9 +169,16 @@ def _rule(one: Bits | Grid) -> str:
     return f" from {CLEAR:g} bins" if one.noise_level is one.fixed_time is None else ""
 
 
+#: options that came later, as they were before there was a choice: runs from then are still theirs
+LATER = {("model", "known_noise"): "guessed"}
+
+
 def _decisive(recipe: Recipe) -> dict[str, Any]:
     """What of a recipe a trained model rests on."""
     record = recipe.experiment.to_record()
+    for (part, name), before in LATER.items():
+        if record[part][name] == before:
+            del record[part][name]
     training = {k: v for k, v in record["training"].items() if k not in FREE}
     return {**record, "training": training}
 

@@ -50,10 +50,11 @@ def _facts(about: Record, model: nn.Module, process: Process) -> dict[str, str]:
     total = sum(p.numel() for p in model.parameters())
     joint = f"all {process.n_vars} variables" if process.n_vars > 1 else "the one variable"
     sees = "the data's shape" if about["parametrisation"] == "channel" else joint
+    told = ", and is told what noise is known" if about.get("known_noise") == "told" else ""
     facts = {
         "network": in_words(about["network"]),
         "parameters": f"{total:,}" + (f", {learned:,} of them the process's" if learned else ""),
-        "parametrisation": f"{about['parametrisation']}: the network sees {sees}",
+        "parametrisation": f"{about['parametrisation']}: the network sees {sees}{told}",
         "likelihood": in_words(about["likelihood"]),
         "truncation": str(getattr(model, "truncation", "–")),
     }

@@ -19,7 +19,7 @@ from ornstein.networks import MLP, UNet
 from ornstein.process import Process
 from ornstein.processes import PRESETS, STARTS, learned
 from ornstein.schedules import Linear
-from ornstein.score import FeaturesOf, Parametrisation, ScoreModel
+from ornstein.score import FeaturesOf, KnownNoise, Parametrisation, ScoreModel
 from ornstein.truncation import chosen
 
 Rows = tuple[tuple[float, ...], ...]  # a matrix
@@ -188,6 +188,8 @@ class Modelling:
     """Let the network see where in its bin a pixel is; auto: where there is no histogram."""
     bins_of: FeaturesOf = "x"
     """joint: see it by what all variables say about x, or by the noised data z alone."""
+    known_noise: KnownNoise = "guessed"
+    """joint: let the network guess all noise (the paper's way), or tell it what is known."""
     per_channel: bool = True
     """Mean, standard deviation and histogram of the data for each channel."""
     network: Literal["natural", "unet", "unet-small", "unet-tiny", "mlp"] = "natural"
@@ -226,6 +228,7 @@ class Modelling:
             features="bins" if bins else None,
             features_of=self.bins_of,
             histogram=counts,
+            known_noise=self.known_noise,
         )
 
     def _histogram(self, likelihood: Likelihood, x: Tensor, per_channel: bool) -> Tensor | None:

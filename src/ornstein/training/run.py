@@ -191,6 +191,7 @@ def complete(asked: dict[str, Any]) -> None:
     if "histogram" not in asked:
         asked["histogram"], asked["bins"] = False, "on" if asked.get("bins", True) else "off"
     asked.setdefault("bins_of", "z")
+    asked.setdefault("known_noise", "guessed")
 
 
 def _about_steps(changed: list[str]) -> str:
