@@ -43,6 +43,7 @@ PAPER = {
         "joint-alda": 124.60,
     },
     "starts": {"from-cld": 1.28, "from-alda": 1.33},  # learned, K = 2 and 3
+    "told": {"malda": 1.65, "learned-1": 1.28, "learned-2": 1.33},
     "cifar10": {
         "joint-vpsde": 3.20,
         "joint-learned-1": 3.07,
@@ -65,7 +66,7 @@ def test_every_file_is_a_recipe_or_a_table() -> None:
         *recipe.names(),
         *(f"{name}/table" for name in recipe.tables()),
     }
-    assert recipe.tables() == sorted([*SHAPES, "answers", "damping", "starts", "tuning"])
+    assert recipe.tables() == sorted([*SHAPES, "answers", "damping", "starts", "told", "tuning"])
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -131,7 +132,7 @@ def test_figures_of_the_paper(name: str) -> None:
     seeds = {one.recipe: one.seeds for one in plan(name).run}
     if name == "mnist":
         assert all(len(seeds[f"joint-learned-{n}"]) >= 2 for n in (1, 2))
-    if name == "starts":
+    if name in ("starts", "told"):
         assert all(len(several) >= 2 for several in seeds.values())
 
 
@@ -145,6 +146,14 @@ def test_starts_differ_by_where_a_process_starts(start: str, usual: str) -> None
     assert same == there.experiment
     variables = [found.experiment.process.build().n_vars for found in (here, there)]
     assert variables[0] == variables[1]
+
+
+@pytest.mark.parametrize("name", ["malda", "learned-1", "learned-2"])
+def test_told_differs_by_what_is_told(name: str) -> None:
+    here, there = read(f"told/{name}"), read(f"mnist/joint-{name}")
+    told = replace(there.experiment.model, known_noise="told")
+    assert here.experiment == replace(there.experiment, model=told)
+    assert here.evaluate == there.evaluate
 
 
 @pytest.mark.parametrize("name", sorted(WEIGHTS))

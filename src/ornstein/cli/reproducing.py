@@ -32,6 +32,7 @@ HELP = """Rebuild a table of the paper: train all of its models, evaluate them, 
 tables:
   mnist       bits/dim of MNIST, one channel model and six joint ones
   starts      learned processes of MNIST that start from CLD and from ALDA
+  told        joint models of MNIST that are told what noise is known
   cifar10     bits/dim of CIFAR-10, and samples
   imagenet32  bits/dim of ImageNet at 32 × 32, of the published files
   tinyimagenet32  the same, for a folder with few images (--data)

@@ -254,7 +254,8 @@ def _title(run: Mapping[str, Any], process: str | None, count: int) -> str:
     seed = f", seed {run['seed']}" if run["seed"] else ""
     if run["parametrisation"] == "channel":
         return f"channel, under {process}{seed}" if count > 1 else f"channel, {process}{seed}"
-    return f"{run['parametrisation']}, {process}{seed}"
+    told = (run.get("model") or {}).get("known_noise") == "told"
+    return f"{run['parametrisation']}{', told' if told else ''}, {process}{seed}"
 
 
 def _variables(run: Mapping[str, Any], process: str | None) -> str:
