@@ -131,6 +131,8 @@ def test_names() -> None:
         says(message(lambda name=name: Diffusing(name).build()), f"{name!r}", f"meant {meant!r}")
         says(message(lambda name=name: Bits(process=(name,))), f"{name!r}", f"meant {meant!r}")
     says(message(lambda: Diffusing("learned-vesde").build()), "learned-P", "vpsde, cld, psld, alda")
+    stranger = Diffusing("learned-vpsde", v0_variance=0.1)  # K = 1
+    says(message(stranger.build), "'learned-vpsde' has no v0_variance", "Leave v0_variance out")
     assert Bits(process=("learned-cld", "learned-2-full")).process[0] == "learned-cld"
     assert set(STARTS) == {n for n, make in PRESETS.items() if isinstance(make(), Diffusion)}
 

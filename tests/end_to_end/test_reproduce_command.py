@@ -211,6 +211,11 @@ def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     assert (here / "results" / "mine-smoke-before.json").read_bytes() == before
     _, changed = read(file)["runs"]
     assert (changed["complete"], changed["figures"]) == (False, [])
+    # nor by the next change
+    shutil.copyfile(here / "results" / "mine-smoke-before.json", file)
+    code, _, _ = said("reproduce", "mine", *SMOKE, "--data", "own.npz", "--only", "good")
+    for name in ("before", "before-2"):
+        assert (here / "results" / f"mine-smoke-{name}.json").read_bytes() == before
 
 
 def test_killed_and_gone_on_with(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -216,7 +217,7 @@ class Reproduce:
         path = self.out / f"{self._name(plan)}.json"
         names = outdated(todo, path)
         if names:
-            kept = path.with_name(f"{path.stem}-before.json")
+            kept = _free(path.with_name(f"{path.stem}-before.json"))
             shutil.copyfile(path, kept)
             console.print(
                 f"{path} has runs of recipes that have changed since: {', '.join(names)}. They "
@@ -266,6 +267,12 @@ MEASURES: dict[str, tuple[Callable[[Reproduce], dict[str, Any]], Callable[..., l
     "auxiliary": (lambda it: it._auxiliary(), auxiliary.rows),
 }
 VARIANCE = 0.25  # of data in [−1, 1], about
+
+
+def _free(path: Path) -> Path:
+    """This path, or the first of NAME-2, NAME-3, … that is not taken."""
+    stems = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
+    return next(one for one in map(path.with_stem, stems) if not one.exists())
 
 
 def _drawn(record: dict[str, Any], base: Path) -> list[str]:

@@ -95,7 +95,7 @@ class Diffusing:
         if chosen is not None:
             first, full = chosen
             if isinstance(first, str):
-                options = {"start": named(first, options)}
+                options = {"start": named(first, options, self.process)}
             return learned(
                 first if isinstance(first, int) else None,
                 full=full,
@@ -150,8 +150,8 @@ def hint_of(name: str, others: Sequence[str] = ()) -> str:
     return f" Perhaps you meant {close[0]!r}." if close else ""
 
 
-def named(name: str, options: Mapping[str, Any]) -> Process:
-    """A preset by its name, with the options that it has."""
+def named(name: str, options: Mapping[str, Any], typed: str | None = None) -> Process:
+    """A preset by its name, with the options that it has; typed: what was asked for, in errors."""
     if name not in PRESETS:
         raise ValueError(
             f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}, or learned-N "
@@ -163,7 +163,8 @@ def named(name: str, options: Mapping[str, Any]) -> Process:
     for option in options:
         if option not in known:
             raise ValueError(
-                f"{option} was given, but {name!r} has no {option} to set; leave {option} out."
+                f"{option} was given, but {(typed or name)!r} has no {option} to set; expected "
+                f"none. Leave {option} out."
             )
     return make(**options)
 
