@@ -5,11 +5,12 @@ Places on the page are those of `way_page`: `<!-- figures: NAME -->`. What was n
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ CURVES = {
     "digits": "the digits",
 }
 REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and their tables
-NAMES = (*TABLES, *SETTINGS, *REPEATS, "efficiency", "samples", "where", *MEASURES)
+NAMES = (*TABLES, *SETTINGS, *REPEATS, "efficiency", "samples", "where", "halves", *MEASURES)
 README = ("tables",)
 MISSING = "Not measured yet."
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
@@ -248,6 +249,40 @@ def where(pictures: Path) -> Iterable[str]:
             yield ""
 
 
+def half(curve: Record) -> float:
+    """The log SNR above which half of a diffusion part lies."""
+    edges, bits = curve["logsnr"], curve["bits"]
+    left = sum(bits) / 2
+    for number in reversed(range(len(bits))):
+        if bits[number] >= left:
+            part = left / bits[number]
+            return float(edges[number + 1] + part * (edges[number] - edges[number + 1]))
+        left -= bits[number]
+    raise ValueError("a curve of nothing has no half")
+
+
+def halves(found: dict[str, Record]) -> Iterable[str]:
+    """Where the bits of channel models are, under their first process."""
+    rows = []
+    for name, data in CURVES.items():
+        runs = found[name]["runs"] if name in found else []
+        for run in runs:
+            looks = [f for f in run["figures"] if f["look"].split("-")[0] == "discrete"]
+            if run["name"] != "channel" or not looks:
+                continue
+            curve, levels = looks[0]["curve"], run["data"]["levels"]
+            wide = [b - a for a, b in itertools.pairwise(curve["logsnr"])]
+            each = [b / w for b, w in zip(curve["bits"], wide, strict=True)]
+            top, middle = each.index(max(each)), half(curve)
+            bins = [exp(-at / 2) * levels / 2 for at in (middle, curve["logsnr"][top])]
+            whole = with_error(looks[0]["diffusion"], looks[0]["standard_error"])
+            cells = [data, whole, f"{middle:.1f}, {bins[0]:.1f} bins", f"{max(each):.2f}"]
+            rows.append([*cells, f"{curve['logsnr'][top]:.1f}, {bins[1]:.1f} bins"])
+    heads = ["", "diffusion part", "half of it above log SNR, noise", "most per unit of log SNR"]
+    if rows:
+        yield from tabled([*heads, "from log SNR, noise"], rows)
+
+
 def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
     """What stands in one place."""
     if name in TABLES and name in found:
@@ -268,6 +303,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield from samples(pictures)
     elif name == "where":
         yield from where(pictures)
+    elif name == "halves":
+        yield from halves(found)
     if name in PICTURES and (pictures / PICTURES[name][0]).exists():
         file, text = PICTURES[name]
         yield ""

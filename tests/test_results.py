@@ -6,6 +6,7 @@ What the pages say in words about solvers and ways back is held to the same file
 from __future__ import annotations
 
 import json
+import math
 from math import hypot
 from typing import Any
 
@@ -154,6 +155,25 @@ def test_headlines_are_of_one_network() -> None:
         "| CIFAR-10, 2.0 M weights | 2.5000 to 3.0000 ± 0.0200 | 4.0000 to 4.0000 ± 0.0300 | 3.07 "
         "| 1.5 min, a GPU |"
     ]
+
+
+def test_half_of_a_curve() -> None:
+    """By bits in bins, whose widths differ: linear inside one."""
+    for bits, edges, where in (
+        ([1.0, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0], 2.0),
+        ([1.0, 1.0], [0.0, 1.0, 3.0], 1.0),
+        ([0.0, 4.0, 1.0], [-9.0, 0.0, 2.0, 3.0], 1.25),
+        ([3.0], [1.0, 5.0], 3.0),
+    ):
+        assert results_page.half({"bits": bits, "logsnr": edges}) == pytest.approx(where, abs=1e-12)
+    figures = {"look": "discrete", "diffusion": 3.0, "standard_error": 0.1}
+    curve = {"bits": [1.0, 2.0], "logsnr": [0.0, 2.0, 6.0]}
+    run = {"name": "channel", "figures": [{**figures, "curve": curve}], "data": {"levels": 256}}
+    *_, row = results_page.halves({"mnist": {"runs": [{**run, "name": "other"}, run]}})
+    bins = [math.exp(-at / 2) * 128 for at in (3.0, 0.0)]
+    assert row == (
+        f"| MNIST | 3.00 ± 0.10 | 3.0, {bins[0]:.1f} bins | 0.50 | 0.0, {bins[1]:.1f} bins |"
+    )
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "digits", "answers", "tuning", "damping"])
