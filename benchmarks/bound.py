@@ -34,7 +34,6 @@ from torch import Tensor, nn
 import ornstein
 from benchmarks.small_unet import SmallUNet
 from ornstein import compiling
-from ornstein.answers import View
 from ornstein.likelihood import bits_per_dim
 from ornstein.provenance import provenance
 from ornstein.terms import joint_error, mix, natural_times, root_entropy, total
@@ -167,7 +166,7 @@ def paper(model: ornstein.ScoreModel, pixels: Tensor) -> Tensor:
     kernel = process.transition(s)
     metric = torch.linalg.solve_triangular(kernel.cholesky, process.noise_factor(s), upper=False)
     eps = normal(K)
-    error = joint_error(model, kernel, View.of(kernel), x, eps)
+    error = joint_error(model, kernel, model.view_of_noise(kernel, s), x, eps)
     trace = torch.diagonal(process.drift(s), dim1=-2, dim2=-1).sum(-1)
     integrand = (total(mix(metric.mT, eps) ** 2) - total(mix(metric.mT, error) ** 2)) / 2
     middle = weight * (integrand + d * trace)
@@ -180,7 +179,8 @@ def paper(model: ornstein.ScoreModel, pixels: Tensor) -> Tensor:
     )
     inner = normal(2 * K - 1)
     eps = mix(white, inner)
-    guess = eps - joint_error(model, kernel, View.of(kernel), x, eps)
+    view = model.view_of_noise(kernel, start.expand(B))
+    guess = eps - joint_error(model, kernel, view, x, eps)
     found = inner[:, :K] - mix(white[:, :, :K].mT, guess)
     decoded = (total(inner[:, :K] ** 2) - total(found**2)) / 2 + d * process.log_volume(start)
     # H(v₀) sampled: entropy − ½ per coordinate and variable + ½ξ²

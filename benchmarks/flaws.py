@@ -39,7 +39,6 @@ from torch import Tensor
 
 import ornstein
 from ornstein import Diffusion, Discrete, FixedTime, Importance, Linear, ScoreModel, Tweedie, vpsde
-from ornstein.answers import View
 from ornstein.likelihood import Likelihood
 from ornstein.linalg import lower_inverse
 from ornstein.process import Process
@@ -201,6 +200,7 @@ def with_flaws(model: ScoreModel, flaws: Flaws) -> ScoreModel:
         model.features or None,
         model.precondition and not flaws.plain,
         model.features_of,
+        known_noise=model.known_noise,
     ).to(process.device)
 
 
@@ -252,7 +252,7 @@ def written(
     weight = weight * (1 - start / process.horizon) if scaled else weight
     kernel = process.transition(s)
     metric = torch.linalg.solve_triangular(kernel.cholesky, process.noise_factor(s), upper=False)
-    error = joint_error(model, kernel, View.of(kernel), x, normal(K))
+    error = joint_error(model, kernel, model.view_of_noise(kernel, s), x, normal(K))
     trace = torch.diagonal(process.drift(s), dim1=-2, dim2=-1).sum(-1)
     return Written(
         prior=log_prior - total(y**2) / 2,
@@ -285,7 +285,8 @@ def _end(
     white = whitening(process, kernel, known)
     inner = torch.randn((B, 2 * K - 1, *x.shape[1:]), device=x.device)  # given the state, and v₀
     eps = mix(white, inner)
-    guess = mix(white[:, :, :K].mT, eps - joint_error(model, kernel, View.of(kernel), x, eps))
+    view = model.view_of_noise(kernel, start.expand(B))
+    guess = mix(white[:, :, :K].mT, eps - joint_error(model, kernel, view, x, eps))
     if rounded:  # −Lᵀs_θ of the kernel given the state is `guess`
         root = process.auxiliary.factor()
         decoded = in_float32(known, root, x, inner, guess)

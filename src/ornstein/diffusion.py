@@ -47,7 +47,8 @@ from ornstein.schedules import (
     rebuilt_rate,
 )
 
-FASTEST = 128.0  # ∫‖A‖ of a learned process; presets stay below 70, and far beyond it is slow
+FASTEST = 512.0  # ∫‖A‖ of a learned process; presets stay below 70, and 4096 is refused
+SPENT = 1e-6  # SNR at the horizon that a process must have left, to be slowed down
 
 Rate = Schedule | Callable[[Tensor], Tensor] | float
 MatrixFunction = Callable[[Tensor], Tensor]
@@ -164,31 +165,35 @@ class Diffusion(Process):
 
     def _total(self) -> Tensor:
         """The clock at the horizon: ()."""
-        return self._clock_of(self.rate_d)
-
-    def _clock_of(self, rate: Schedule) -> Tensor:
-        """∫ rate over the horizon: ()."""
-        return rate.integral(torch.full((), self.horizon, dtype=torch.float64, device=self.device))
+        return self.rate_d.integral(
+            torch.full((), self.horizon, dtype=torch.float64, device=self.device)
+        )
 
     def restrain(self) -> bool:
         """Where Q and D are both learned and ∫‖A‖ has passed FASTEST, divide both by one number.
 
-        On one clock that is the same process, slower. Long before, y_T has nothing left of the
-        data: a faster clock is next to no better or worse, and nothing else would keep Q and D
-        from growing until the process is too stiff to be solved.
+        On one clock that is the same process, slower. It is done only if y_T still has next to
+        nothing of the data afterwards; then the slower clock is next to no worse, and nothing else
+        would keep Q and D from growing until the process is too stiff to be solved.
         """
-        if not (isinstance(self.make_Q, Skew) and isinstance(self.make_D, Semidefinite)):
+        Q, D = self.make_Q, self.make_D
+        if not (isinstance(Q, Skew) and isinstance(D, Semidefinite)):
+            return False
+        if not (Q.raw.requires_grad and D.raw.requires_grad):
             return False
         with torch.no_grad():
-            turning = self._clock_of(self.rate_q) * torch.linalg.vector_norm(self.Q @ self.S)
-            damping = self._clock_of(self.rate_d) * torch.linalg.vector_norm(self.D @ self.S)
-            part = FASTEST / float(torch.hypot(turning, damping))  # Q is at right angles to D
+            part = FASTEST / self._stiffness()
             if not part < 1 - 1e-9:  # to rounding
                 return False
-            self.make_Q.raw.mul_(part)
-            self.make_D.raw.mul_(math.sqrt(part))
+            before = Q.raw.clone(), D.raw.clone()
+            Q.raw.mul_(part)
+            D.raw.mul_(math.sqrt(part))
+            slower = float(self.transition(self.horizon).snr) <= SPENT
+            if not slower:
+                Q.raw.copy_(before[0])
+                D.raw.copy_(before[1])
         self.replan()
-        return True
+        return slower
 
     def _plan(self) -> None:
         if isinstance(self.make_D, Fixed):

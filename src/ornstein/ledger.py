@@ -81,9 +81,9 @@ class Ledger:
         if path.exists():
             before = _read_settings(path)
             changed = [
-                f"{key}: {before.get(key)!r} there, {value!r} now"
-                for key, value in settings.items()
-                if before.get(key) != value
+                f"{key}: {before.get(key)!r} there, {settings.get(key)!r} now"
+                for key in dict.fromkeys([*settings, *before])
+                if before.get(key) != settings.get(key)
             ]
             if changed:
                 raise ValueError(

@@ -478,9 +478,17 @@ class Process(Float64Module, ABC):
             "horizon before a singularity."
         )
 
+    def _stiffness(self) -> float:
+        """∫‖A‖ over the horizon."""
+        grid = self._grid()
+        return float(torch.trapezoid(torch.linalg.matrix_norm(self.drift(grid)), grid))
+
+    def _grid(self) -> Tensor:
+        return torch.linspace(0, self.horizon, 4097, dtype=torch.float64, device=self.device)
+
     def _first_edges(self, headroom: float) -> Tensor:
         """2ᵐ panels that share out ∫‖A‖, the e-folds of the matrices' sizes, and a little time."""
-        grid = torch.linspace(0, self.horizon, 4097, dtype=torch.float64, device=self.device)
+        grid = self._grid()
         sizes = self._sizes(grid)  # (m, 4097)
         norm = torch.linalg.matrix_norm(self.drift(grid))
         work = torch.cumulative_trapezoid(norm, grid) * headroom / STIFFNESS

@@ -494,6 +494,7 @@ class ScoreModel(nn.Module):
             f"{self.parametrisation!r}, likelihood={self.likelihood!r}, "
             f"truncation={self.truncation!r}"
             + ("" if self.histogram is None else ", with a histogram")
+            + (", told what noise is known" if self.known_noise == "told" else "")
         )
 
 

@@ -195,6 +195,7 @@ class Work:
             "seed": self.seed,
             "draws": self.draws,
             "limit": source.limit,
+            **({"known_noise": "told"} if self.model.known_noise == "told" else {}),
             # rows from before joint models were read in the metric of their bound are others'
             **({"decoder": "read"} if joint and isinstance(self.likelihood, Continuous) else {}),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,6 +320,59 @@ def test_other_forms_of_the_bound_are_told_too(name: str) -> None:
     for mean, error in zip(means[1:], errors[1:], strict=True):
         assert bool(((mean - means[0]).abs() < 5 * torch.hypot(error, errors[0])).all())
         assert bool((mean - whole.mean(1) > 5 * error).any())  # and it is no other bound
+
+
+@pytest.mark.parametrize("likelihood", ["discrete", "tweedie"])
+@pytest.mark.parametrize("name", ["cld", "malda", "learned-2"])
+def test_pixels_are_told_too(name: str, likelihood: str) -> None:
+    """Diffusion parts differ by what was known. The paper's decoder takes all of a guess: its part
+    is that of the same network, read first."""
+    process = any_made(name)
+    network = loud(process).network
+    kind = ornstein.Discrete(8) if likelihood == "discrete" else ornstein.Tweedie(8)
+    x = torch.randint(8, (10, 3), generator=torch.Generator().manual_seed(3)).byte()
+    bounds = []
+    for net, known_noise in (
+        (network, "guessed"),
+        (network, "told"),
+        (Reader(network, process), "guessed"),
+    ):
+        made = ornstein.ScoreModel(
+            net,
+            process,
+            kind,
+            "joint",
+            data_std=0.6,
+            known_noise=known_noise,  # type: ignore[arg-type]
+        )
+        with torch.no_grad():
+            bounds.append(ornstein.elbo(made, x, draws=4, random=1, control=True))
+    whole, told, read = bounds
+    assert whole.known is not None
+    scale = whole.errors.mean().item()
+    near = {"rtol": 1e-5, "atol": 1e-6 * scale}
+    torch.testing.assert_close(told.errors, whole.errors - whole.known, **near)
+    torch.testing.assert_close(told.errors, read.errors, **near)
+    torch.testing.assert_close(told.reconstruction, read.reconstruction, rtol=1e-4, atol=1e-4)
+    same = torch.allclose(told.reconstruction, whole.reconstruction, rtol=1e-6)
+    assert same == (likelihood == "discrete")
+
+
+def test_evaluations_of_one_network_are_kept_apart(tmp_path: Path) -> None:
+    """The rows of one that guesses are not taken for those of one that is told, nor the others."""
+    process, x = made("malda"), points(60)
+    alone = ornstein.evaluate(loud(process, "told"), x, draws=4, quiet=True)
+    guessed, told = (
+        ornstein.evaluate(loud(process, kind), x, draws=4, quiet=True, folder=tmp_path / kind)
+        for kind in ("guessed", "told")
+    )
+    assert told.bits_per_dim == alone.bits_per_dim < guessed.bits_per_dim
+    assert told.known == pytest.approx(0.0, abs=1e-9) and guessed.known > 0.1
+    for kind, other in (("guessed", "told"), ("told", "guessed")):
+        folder: Any = {"draws": 4, "quiet": True, "folder": tmp_path / other}
+        with pytest.raises(ValueError, match=r"holds another evaluation.*known_noise"):
+            ornstein.evaluate(loud(process, kind), x, **folder)
+    assert "told" in repr(loud(process, "told")) and "told" not in repr(loud(process))
 
 
 def test_who_is_told_is_kept_and_checked() -> None:

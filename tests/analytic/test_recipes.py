@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import ornstein
 from ornstein import Diffusion
 from ornstein.data import Dataset, Split
+from ornstein.files import write_text
 from ornstein.reproduce import recipe
 from ornstein.reproduce.recipe import Bits, Grid, plan, read
 from ornstein.reproduce.running import Errand, Setting, errands
@@ -44,6 +46,7 @@ PAPER = {
     },
     "starts": {"from-cld": 1.28, "from-alda": 1.33},  # learned, K = 2 and 3
     "told": {"malda": 1.65, "learned-1": 1.28, "learned-2": 1.33},
+    "paper": {"vpsde": 1.26, "cld": 1.35, "malda": 1.65, "learned-1": 1.28},
     "cifar10": {
         "joint-vpsde": 3.20,
         "joint-learned-1": 3.07,
@@ -66,7 +69,9 @@ def test_every_file_is_a_recipe_or_a_table() -> None:
         *recipe.names(),
         *(f"{name}/table" for name in recipe.tables()),
     }
-    assert recipe.tables() == sorted([*SHAPES, "answers", "damping", "starts", "told", "tuning"])
+    assert recipe.tables() == sorted(
+        [*SHAPES, "answers", "damping", "paper", "starts", "told", "tuning"]
+    )
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -305,6 +310,8 @@ def test_a_picture_comes_before_the_figures(tmp_path: Path) -> None:
     one.looks()["discrete"].mkdir()
     (one.looks()["discrete"] / "x.json").write_text("{}")
     assert one.finished() == 3 and one.looks_done() == ["discrete"]
+    write_text(one.folder / "done.json", json.dumps([one.keys[i] for i in (0, 2, 1)]))
+    assert one.finished() == 3 and one.looks_done() == ["discrete"]  # of a run from before
     last = (0, 2, 3, 1)  # as it was when pictures came last
     order: dict[str, Any] = {
         n: tuple(getattr(one, n)[i] for i in last) for n in ("commands", "keys")

@@ -403,6 +403,18 @@ def test_learned_processes_are_those_of_the_results(table: str) -> None:
     assert appendix.of_results(file.parent / "none.json") == {}
 
 
+def test_all_tables_but_those_of_settings_have_their_learned_processes(tmp_path: Path) -> None:
+    """Whatever their runs are called; results of runs that were tuned are left out."""
+    results = Path(__file__).resolve().parents[2] / "results"
+    record = json.loads((results / "mnist.json").read_text())
+    run = next(run for run in record["runs"] if run["learned"])
+    for table, there in (("starts", True), ("told", True), ("own", True), ("tuning", False)):
+        file = tmp_path / f"{table}.json"
+        file.write_text(json.dumps({"table": table, "runs": [{**run, "name": "from-cld"}]}))
+        assert list(appendix.of_results(file)) == ([f"{table}, from-cld"] if there else [])
+    assert appendix.of_results(results / "tuning.json") == {}
+
+
 def test_auxiliary_variables_in_a_picture() -> None:
     record = appendix.auxiliary(appendix.known(), 0.25)
     figure = paper.auxiliary_used(record)

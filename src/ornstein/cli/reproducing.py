@@ -159,10 +159,8 @@ class Reproduce:
         processes = auxiliary.known()
         for file in (self.out / f"{name}.json" for name in recipe.tables()):
             processes |= auxiliary.of_results(file)
-        for done in sorted((self.runs or Path("runs/reproduce")).glob(f"**/{DONE}")):
-            folder = done.parent  # one that is trained: that is noted there
-            if auxiliary.LEARNED in folder.name and any(folder.glob("checkpoints/step-*")):
-                processes[f"{folder.parent.name}, {folder.name}"] = auxiliary.of_run(folder)
+        found = sorted((self.runs or Path("runs/reproduce")).glob(f"**/{DONE}"))
+        processes |= auxiliary.of_runs(done.parent for done in found)
         return auxiliary.auxiliary(processes, VARIANCE)
 
     def _chosen(self, plan: recipe.Plan) -> recipe.Plan:
@@ -217,8 +215,7 @@ class Reproduce:
         path = self.out / f"{self._name(plan)}.json"
         names = outdated(todo, path)
         if names:
-            kept = _free(path.with_name(f"{path.stem}-before.json"))
-            shutil.copyfile(path, kept)
+            kept = _copied(path, path.with_name(f"{path.stem}-before.json"))
             console.print(
                 f"{path} has runs of recipes that have changed since: {', '.join(names)}. They "
                 f"leave the table; {kept} keeps them."
@@ -269,10 +266,16 @@ MEASURES: dict[str, tuple[Callable[[Reproduce], dict[str, Any]], Callable[..., l
 VARIANCE = 0.25  # of data in [−1, 1], about
 
 
-def _free(path: Path) -> Path:
-    """This path, or the first of NAME-2, NAME-3, … that is not taken."""
-    stems = itertools.chain([path.stem], (f"{path.stem}-{n}" for n in itertools.count(2)))
-    return next(one for one in map(path.with_stem, stems) if not one.exists())
+def _copied(path: Path, to: Path) -> Path:
+    """A copy of a file, at this path or the first of NAME-2, NAME-3, … that holds nothing else."""
+    content = path.read_bytes()
+    stems = itertools.chain([to.stem], (f"{to.stem}-{n}" for n in itertools.count(2)))
+    for copy in map(to.with_stem, stems):
+        if not copy.exists():
+            shutil.copyfile(path, copy)
+        if copy.read_bytes() == content:
+            return copy
+    raise RuntimeError("there is no end to whole numbers")
 
 
 def _drawn(record: dict[str, Any], base: Path) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,11 @@ from ornstein.provenance import provenance
 from ornstein.reproduce.results import row
 from ornstein.schedules import Constant
 from ornstein.training.opening import open_model
+from ornstein.training.reading import read_run
 from ornstein.transition import Transition
 
-LEARNED = "joint-learned"  # in the names of runs that are asked
+LEARNED = "learned"  # begins the names of processes that are asked
+SETTINGS = ("tuning",)  # tables of many runs that are variations of one; they are not
 TIMES = 200  # in equal steps up to the horizon
 PRINTED = {"s": 0.1, "mean": [0.9003, -0.090]}  # of (x, 0), in parts of x
 
@@ -87,6 +89,17 @@ def of_run(folder: str | Path) -> Process:
     return open_model(folder).model.process
 
 
+def of_runs(folders: Iterable[Path]) -> dict[str, Process]:
+    """Learned processes of the runs of tables that are trained, by name."""
+    found: dict[str, Process] = {}
+    for folder in folders:
+        if folder.parent.name in SETTINGS or not any(folder.glob("checkpoints/step-*")):
+            continue
+        if str(read_run(folder).process).startswith(LEARNED):
+            found[f"{folder.parent.name}, {folder.name}"] = of_run(folder)
+    return found
+
+
 def of_results(file: Path) -> dict[str, Process]:
     """Learned processes of a table's finished runs, wherever their weights are, by name.
 
@@ -97,11 +110,11 @@ def of_results(file: Path) -> dict[str, Process]:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there, or not a table
         return {}
-    if not isinstance(record, dict) or record.get("smoke"):
+    if not isinstance(record, dict) or record.get("smoke") or record.get("table") in SETTINGS:
         return {}
     found: dict[str, Process] = {}
     for run in record.get("runs", []):
-        if run["complete"] and run["learned"] and LEARNED in run["name"]:
+        if run["complete"] and run["learned"]:
             known = {key: described(Fixed(_matrix(run["learned"][key]))) for key in ("Q", "D")}
             process = rebuilt({**run["model"]["process"], **known}, "the process", Diffusion)
             if not process.learned:

@@ -78,7 +78,7 @@ class Errand:
                 done = []
         outputs = self._outputs()
         for number, (key, output) in enumerate(zip(self.keys, outputs, strict=True)):
-            if number >= len(done) or done[number] != key or not output():
+            if key not in done or not output():  # in whatever order they were done
                 return number
         return len(self.keys)
 

@@ -198,7 +198,12 @@ class Runner:
         process, done = self.loss.model.process, self.state.step
         if not (process.learned and done and done % LOOK == 0):
             return
-        process.restrain()
+        if process.restrain():
+            warnings.warn(
+                f"step {done}: the clock of {process.name!r} has run far past all data and was "
+                "slowed down: Q and D were divided by one number.",
+                stacklevel=2,
+            )
         if not self.compiled:
             return
         process.replan()
