@@ -20,7 +20,7 @@ from ornstein.evaluation import with_error
 from ornstein.reproduce import auxiliary, pairing, results, runtime
 
 Record = dict[str, Any]
-TABLES = ("mnist", "starts", "told", "cifar10", "tinyimagenet32", "digits", "answers")
+TABLES = ("mnist", "paper", "starts", "told", "cifar10", "tinyimagenet32", "digits", "answers")
 SETTINGS = ("tuning", "damping")  # tables of settings, several seeds each
 MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "runtime": runtime.rows,

@@ -153,6 +153,24 @@ def test_starts_differ_by_where_a_process_starts(start: str, usual: str) -> None
     assert variables[0] == variables[1]
 
 
+@pytest.mark.parametrize("name", ["vpsde", "cld", "malda", "learned-1"])
+def test_the_papers_own_bound(name: str) -> None:
+    """All that its authors set, and the network and budget of MNIST's table."""
+    here, there = read(f"paper/{name}").experiment, read(f"mnist/joint-{name}").experiment
+    assert (here.data, here.training) == (there.data, there.training)
+    model = here.model
+    assert (model.parametrisation, model.likelihood, model.logit) == ("joint", "tweedie", 0.05)
+    assert (model.fixed_time, model.histogram, model.bins) == (1e-3, False, "off")
+    process = here.process.build()
+    assert isinstance(process, Diffusion)
+    s = torch.linspace(0, 1, 5, dtype=torch.float64)
+    torch.testing.assert_close(process.rate_d.rate(s), 0.1 + 9.9 * s)
+    root = process.auxiliary.root
+    torch.testing.assert_close(root @ root.mT, 0.01 * torch.eye(len(root), dtype=torch.float64))
+    (look,) = read(f"paper/{name}").evaluate
+    assert (look.bound, look.fixed_time) == ("tweedie", 1e-3)
+
+
 @pytest.mark.parametrize("name", ["malda", "learned-1", "learned-2"])
 def test_told_differs_by_what_is_told(name: str) -> None:
     here, there = read(f"told/{name}"), read(f"mnist/joint-{name}")
