@@ -577,6 +577,7 @@ def test_options_that_differ_are_shown(tmp_path: Path) -> None:
         "model.histogram": "false",  # what went without saying when such a run was made
         "model.bins": "on",
         "model.bins_of": "z",
+        "model.known_noise": "guessed",
         "training.steps": "400",
         "training.optimiser.lr": "0.1",
     }

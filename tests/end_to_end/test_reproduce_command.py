@@ -212,10 +212,12 @@ def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:
     _, changed = read(file)["runs"]
     assert (changed["complete"], changed["figures"]) == (False, [])
     # nor by the next change
-    shutil.copyfile(here / "results" / "mine-smoke-before.json", file)
-    code, _, _ = said("reproduce", "mine", *SMOKE, "--data", "own.npz", "--only", "good")
-    for name in ("before", "before-2"):
-        assert (here / "results" / f"mine-smoke-{name}.json").read_bytes() == before
+    for content in (before, before + b"\n", before):
+        file.write_bytes(content)
+        code, _, _ = said("reproduce", "mine", *SMOKE, "--data", "own.npz", "--only", "good")
+        assert code == 2
+    kept = sorted((here / "results").glob("mine-smoke-before*.json"), key=lambda p: len(p.name))
+    assert [path.read_bytes() for path in kept] == [before, before + b"\n"]
 
 
 def test_killed_and_gone_on_with(here: Path) -> None:
