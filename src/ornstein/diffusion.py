@@ -182,9 +182,10 @@ class Diffusion(Process):
         if not (Q.raw.requires_grad and D.raw.requires_grad):
             return False
         with torch.no_grad():
-            part = FASTEST / self._stiffness()
-            if not part < 1 - 1e-9:  # to rounding
+            size = self._stiffness()
+            if not size > FASTEST * (1 + 1e-9):  # to rounding; what is NaN is for others to tell
                 return False
+            part = FASTEST / size
             before = Q.raw.clone(), D.raw.clone()
             Q.raw.mul_(part)
             D.raw.mul_(math.sqrt(part))

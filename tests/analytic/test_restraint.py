@@ -64,8 +64,12 @@ def test_what_is_slow_enough_is_left_alone() -> None:
     """Every preset, learned ones as they begin, and what has matrices that are not learned."""
     quick = ornstein.Constant(1e3)
     fixed = ornstein.Diffusion([[0.0, -1.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]], rate=quick)
+    still = ornstein.learned(0)
+    with torch.no_grad():
+        still.make_D.raw.zero_()
     for process in (
         fixed,
+        still,
         *(make() for make in ornstein.processes.PRESETS.values()),
         *(ornstein.learned(start=ornstein.processes.PRESETS[name]()) for name in STARTS),
         *(ornstein.learned(n, full=True) for n in (0, 1, 2, 4)),

@@ -271,12 +271,11 @@ def _copied(path: Path, to: Path) -> Path:
     """A copy of a file, at this path or the first of NAME-2, NAME-3, … that holds nothing else."""
     content = path.read_bytes()
     stems = itertools.chain([to.stem], (f"{to.stem}-{n}" for n in itertools.count(2)))
-    for copy in map(to.with_stem, stems):
-        if not copy.exists():
-            shutil.copyfile(path, copy)
-        if copy.read_bytes() == content:
-            return copy
-    raise RuntimeError("there is no end to whole numbers")
+    places = map(to.with_stem, stems)
+    copy = next(one for one in places if not one.exists() or one.read_bytes() == content)
+    if not copy.exists():
+        shutil.copyfile(path, copy)
+    return copy
 
 
 def _drawn(record: dict[str, Any], base: Path) -> list[str]:
