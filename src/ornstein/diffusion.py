@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ornstein import panels
 from ornstein.clock import Clock, Solved, earlier, panel_count
-from ornstein.linalg import semidefinite_factor
+from ornstein.linalg import lower_solve, semidefinite_factor
 from ornstein.matrices import (
     Auxiliary,
     Fixed,
@@ -48,7 +48,7 @@ from ornstein.schedules import (
 )
 
 FASTEST = 512.0  # ∫‖A‖ of a learned process; presets stay below 70, and 4096 is refused
-SPENT = 1e-6  # SNR at the horizon that a process must have left, to be slowed down
+SPENT = 1e-6  # of y₀ at the horizon: the most that a process may have left, once slowed down
 
 Rate = Schedule | Callable[[Tensor], Tensor] | float
 MatrixFunction = Callable[[Tensor], Tensor]
@@ -169,32 +169,50 @@ class Diffusion(Process):
             torch.full((), self.horizon, dtype=torch.float64, device=self.device)
         )
 
-    def restrain(self) -> bool:
-        """Where Q and D are both learned and ∫‖A‖ has passed FASTEST, divide both by one number.
+    def restrain(self, by: float | None = None) -> float:
+        """Where Q and D are both learned and ∫‖A‖ has passed FASTEST, multiply both by one number.
 
         On one clock that is the same process, slower. It is done only if y_T still has next to
-        nothing of the data afterwards; then the slower clock is next to no worse, and nothing else
-        would keep Q and D from growing until the process is too stiff to be solved.
+        nothing of y₀ afterwards; then the slower clock is next to no worse, and nothing else would
+        keep Q and D from growing until the process is too stiff to be solved.
         """
         Q, D = self.make_Q, self.make_D
         if not (isinstance(Q, Skew) and isinstance(D, Semidefinite)):
-            return False
-        if not (Q.raw.requires_grad and D.raw.requires_grad):
-            return False
+            return 1.0
+        if by is not None:
+            _multiply(Q, D, by)
+            self.replan()
+            return by
+        return self._restrained(Q, D) if Q.raw.requires_grad and D.raw.requires_grad else 1.0
+
+    def _restrained(self, Q: Skew, D: Semidefinite) -> float:
+        """By what brings ∫‖A‖ back to FASTEST; 1 where it need not, or must not, be done."""
         with torch.no_grad():
             size = self._stiffness()
-            if not size > FASTEST * (1 + 1e-9):  # to rounding; what is NaN is for others to tell
-                return False
-            part = FASTEST / size
-            before = Q.raw.clone(), D.raw.clone()
-            Q.raw.mul_(part)
-            D.raw.mul_(math.sqrt(part))
-            slower = float(self.transition(self.horizon).snr) <= SPENT
-            if not slower:
-                Q.raw.copy_(before[0])
-                D.raw.copy_(before[1])
-        self.replan()
-        return slower
+        if not FASTEST * (1 + 1e-9) < size < math.inf:  # to rounding; NaN is for others to tell
+            return 1.0
+        before, by = (Q.raw.detach().clone(), D.raw.detach().clone()), 1.0
+        try:
+            _multiply(Q, D, FASTEST / size)
+            self.replan()
+            by = FASTEST / size if self._left() <= SPENT else 1.0
+        finally:  # as it was, whatever went wrong
+            if by == 1:
+                with torch.no_grad():
+                    Q.raw.copy_(before[0])
+                    D.raw.copy_(before[1])
+                self.replan()
+        return by
+
+    @torch.no_grad()
+    def _left(self) -> float:
+        """What y_T has left of y₀: Σ_T − S⁻¹ is no more than this part of Σ₀ − S⁻¹.
+
+        Both in units of the prior, since Σ_T − S⁻¹ = Φ (Σ₀ − S⁻¹) Φᵀ.
+        """
+        unit = self.prior_factor
+        moved = lower_solve(unit, self.transition(self.horizon).propagator @ unit)
+        return float(torch.linalg.matrix_norm(moved, ord=2).square())
 
     def _plan(self) -> None:
         if isinstance(self.make_D, Fixed):
@@ -425,6 +443,12 @@ class LinearSDE(Process):
         )
         process.auxiliary = rebuilt(fields["v0"], "v0", Auxiliary)
         return process
+
+
+@torch.no_grad()
+def _multiply(Q: Skew, D: Semidefinite, by: float) -> None:
+    Q.raw.mul_(by)
+    D.raw.mul_(math.sqrt(by))
 
 
 def _common_parts(first: object, second: object) -> dict[str, str]:

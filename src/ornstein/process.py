@@ -263,13 +263,14 @@ class Process(Float64Module, ABC):
                     solution = solution.kept(self._span())
                 self._solved = solution
 
-    def restrain(self) -> bool:
-        """Slow a learned process down if its clock has run far past all data; whether it had to.
+    def restrain(self, by: float | None = None) -> float:
+        """Slow a learned process down if its clock has run far past all data.
 
-        A loop of your own may call it now and then; `fit` does. Here nothing is known to be too
-        fast; `Diffusion` knows.
+        Returns what its rates were multiplied by: 1 where nothing was done. A loop of your own may
+        call it now and then; `fit` does. With `by` they are multiplied by that, as those of another
+        copy were. Here nothing is known to be too fast; `Diffusion` knows.
         """
-        return False
+        return 1.0
 
     def hold(self) -> None:
         """Build the panels once, for all calls until `release`; nothing may change meanwhile.

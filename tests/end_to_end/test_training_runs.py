@@ -407,6 +407,22 @@ def test_two_processes_learn_a_process_like_one(rates: str, tmp_path: Path) -> N
     assert one_and_two((*options, *looks), tmp_path, ()) < 1e-5
 
 
+@pytest.mark.slow
+def test_two_processes_slow_a_clock_down_like_one(tmp_path: Path) -> None:
+    """∫‖A‖ is 600 to 700 at first, and 512 after the look at step 100; so is the mean's, nearly."""
+    options = ("train", *TINY, *QUIET, "--steps", "103", "--log-every", "1", "--keep", "1")
+    fast = ("--parametrisation", "joint", "--process", "learned-1", "--rate", "0.1", "1200")
+    assert run(*options, *fast, "--out", "one", cwd=tmp_path).code == 0
+    for process in helpers.together(*options, *fast, "--out", "two", cwd=tmp_path):
+        assert process.wait().code == 0
+    one, two = (helpers.lines(tmp_path / name) for name in ("one", "two"))
+    for line, expected in zip(two, one, strict=True):
+        for key in ("bits_per_dim", "Q", "D"):
+            np.testing.assert_allclose(line[key], expected[key], rtol=1e-5, atol=1e-12)
+    trace = [float(np.trace(line["D"])) for line in one]
+    assert trace[100] < 0.95 * trace[99] and trace[99] > 0.99 * trace[98]
+
+
 def test_processes_draw_times_and_noise_of_their_own(tmp_path: Path) -> None:
     """Together they draw what one process draws, and no number twice."""
     options = ("train", *TINY, *QUIET, "--steps", "3")

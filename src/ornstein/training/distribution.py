@@ -83,6 +83,15 @@ def share(batch: int, accumulate: int) -> int:
     return batch // (world * accumulate)
 
 
+def agreed(number: float, device: torch.device) -> float:
+    """The first process's number, for all."""
+    if processes()[1] == 1:
+        return number
+    shared = torch.tensor([number], dtype=torch.float64, device=device)
+    torch.distributed.broadcast(shared, 0)
+    return float(shared)
+
+
 def wrapped(loss: nn.Module, device: torch.device, unused: bool) -> nn.Module:
     """The loss with gradients averaged over the processes."""
     if processes()[1] == 1 or not any(p.requires_grad for p in loss.parameters()):

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from ornstein import compiling
 from ornstein.data import Stream
 from ornstein.ledger import processes
+from ornstein.process import Process
 from ornstein.training.average import Average
-from ornstein.training.distribution import share, unsynchronised, wrapped
+from ornstein.training.distribution import agreed, share, unsynchronised, wrapped
 from ornstein.training.loss import VALUES, Loss
 from ornstein.training.options import Training
 from ornstein.training.state import State
@@ -51,6 +52,7 @@ class Runner:
         self.update: Update | None = None
         self.graph: Graph | None = None
         self._warm = 0
+        self._restrained = False
         adaptive = training.objective.times == "adaptive"  # learns on the host, of each call
         self._trusted = not self.compiled or adaptive or self.world > 1
         self._capture = self.compiled and self.device.type == "cuda" and not adaptive
@@ -198,17 +200,33 @@ class Runner:
         process, done = self.loss.model.process, self.state.step
         if not (process.learned and done and done % LOOK == 0):
             return
-        if process.restrain():
-            warnings.warn(
-                f"step {done}: the clock of {process.name!r} has run far past all data and was "
-                "slowed down: Q and D were divided by one number.",
-                stacklevel=2,
-            )
+        self._restrain(process)
         if not self.compiled:
             return
         process.replan()
         if self.graph is not None and not torch.equal(self.graph.plan, process.plan()):
             self.graph, self._warm = None, 0
+
+    def _restrain(self, process: Process) -> None:
+        """The first process decides for all; the mean is slowed down alike.
+
+        Adam's moments stay: they are forgotten in the steps that it takes to get so fast again.
+        """
+        by = agreed(process.restrain() if self.rank == 0 else 1.0, self.device)
+        if by == 1:
+            return
+        if self.rank > 0:
+            process.restrain(by)
+        if self.average.model is not self.loss.model:
+            self.average.model.process.restrain(by)
+        if self.rank == 0 and not self._restrained:
+            warnings.warn(
+                f"step {self.state.step}: the clock of {process.name!r} has run far past all data "
+                f"and was slowed down: Q and D were multiplied by {by:.3g}. It is looked at again "
+                f"every {LOOK} steps, without another word.",
+                stacklevel=2,
+            )
+        self._restrained = True
 
     def _try_to_capture(self) -> None:
         now, seed = torch.cuda.current_stream(self.device), torch.initial_seed()
