@@ -5,7 +5,9 @@
         training.safetensors                         trained weights and the optimiser's moments
         state.json                                   the step, what else must go on, checksums
 
-The newest that is undamaged is used. The last few are kept, and the best on validation.
+The newest that is undamaged is used. The last few are kept, and the best on validation. Only to go
+on with the training takes `training.safetensors`, three quarters of it all: a run that was copied
+without these files can be evaluated and sampled.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -30,13 +32,22 @@ STATE, WEIGHTS = "state.json", "training.safetensors"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """One that was read and found whole."""
+class Saved:
+    """One whose averaged model was found whole."""
 
     folder: Path
     step: int
     state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint(Saved):
+    """One that was read and found whole."""
+
     tensors: dict[str, Tensor]
+
+
+Found = TypeVar("Found", bound=Saved)
 
 
 class Checkpoints:
@@ -82,15 +93,22 @@ class Checkpoints:
 
     def latest(self) -> Checkpoint | None:
         """The newest that is whole; a damaged one is passed over with a warning."""
+        return self._newest(read)
+
+    def latest_saved(self) -> Saved | None:
+        """The same of those whose averaged model is whole."""
+        return self._newest(saved)
+
+    def _newest(self, reading: Callable[[Path], Found]) -> Found | None:
         damaged = []
         for number, path in reversed(self.all()):
             try:
-                found = read(path)
+                found = reading(path)
             except (ValueError, OSError) as error:
                 damaged.append(path.name)
                 warnings.warn(
                     f"{path} is damaged ({error}); going on with the checkpoint before it.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
                 continue
             if found.step != number:
@@ -107,13 +125,24 @@ class Checkpoints:
 def read(path: Path) -> Checkpoint:
     """A checkpoint, checked against its checksums."""
     state = _state(path)
-    for name, expected in state["files"].items():
+    _check(path, state, state["files"])
+    return Checkpoint(path, state["step"], state, read_tensors(path / WEIGHTS))
+
+
+def saved(path: Path) -> Saved:
+    """What is known about its averaged model, checked likewise; nothing is read for training."""
+    state = _state(path)
+    _check(path, state, [name for name in state["files"] if name != WEIGHTS])
+    return Saved(path, state["step"], state)
+
+
+def _check(path: Path, state: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
         file = path / name
         if not file.exists():
             raise ValueError(f"{name} is missing")
-        if digest(file) != expected:
+        if digest(file) != state["files"][name]:
             raise ValueError(f"{name} is not what was written")
-    return Checkpoint(path, state["step"], state, read_tensors(path / WEIGHTS))
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ornstein.score import ScoreModel
-from ornstein.training.checkpoints import Checkpoints, read
+from ornstein.training.checkpoints import Checkpoints, saved
 from ornstein.training.experiment import Experiment
 from ornstein.training.run import CONFIG, read_config
 
@@ -74,7 +74,7 @@ def _others(folder: Path, near: str) -> str:
 
 
 def _chosen(run: Path, which: Which) -> Path:
-    latest = Checkpoints(run / "checkpoints").latest()
+    latest = Checkpoints(run / "checkpoints").latest_saved()
     if latest is None:
         raise ValueError(
             f"{run} has no checkpoint yet; expected a run that has trained for a while. Repeat its "
@@ -84,7 +84,7 @@ def _chosen(run: Path, which: Which) -> Path:
     if which == "best" and best is not None:
         folder = run / "checkpoints" / f"step-{best['step']:08d}"
         try:
-            read(folder)
+            saved(folder)
             return folder
         except ValueError as error:
             warnings.warn(
@@ -96,7 +96,7 @@ def _chosen(run: Path, which: Which) -> Path:
 
 
 def _opened(folder: Path, run: Path, device: torch.device | None) -> Opened:
-    found = read(folder)
+    found = saved(folder)
     record = read_config(run) if (run / CONFIG).exists() else {}
     known = record.get("experiment")
     return Opened(
