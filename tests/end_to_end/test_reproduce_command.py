@@ -147,6 +147,48 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
     assert (then["run"], now["run"]) == ("first", "second")  # whose examples are others by now
 
 
+def test_trained_here_and_evaluated_there(here: Path, said: Said) -> None:
+    """Without what only training needs, three quarters of the files: the same figures."""
+    recipe = 'about = "taken along"\n[process]\nprocess = "learned-1"\n[model]\n'
+    recipe += 'parametrisation = "joint"\n[[sample]]\nn = 4\nsteps = 2\n[[evaluate]]\n'
+    written(here, one=recipe + 'bound = "discrete"\n')
+    result = here / "results" / "mine-smoke.json"
+
+    def after(runs: str, *options: str) -> dict[str, Any]:
+        code, out, err = said("reproduce", "mine", *SMOKE, "--runs", runs, *options)
+        assert (code, err) == (0, "") and ("the rest waits" in out) == bool(options)
+        (found,) = read(result)["runs"]
+        assert found["complete"] != bool(options)
+        return found  # type: ignore[no-any-return]
+
+    trained = after("first", "--through", "train")
+    assert trained["steps"] == 3 and trained["figures"] == []
+    log = here / "first" / "one" / "log.txt"
+    assert log.read_text().count("$ ornstein") == 1 and not (here / "first/one/table").exists()
+    assert after("first", "--through", "train") == trained  # once
+    assert log.read_text().count("$ ornstein") == 1
+    code, out, _ = said("reproduce", "mine", *SMOKE, "--dry-run", "--through", "sample")
+    assert code == 0 and out.count("\nornstein ") == 2 and "ornstein sample" in out
+    bare = shutil.ignore_patterns("training.safetensors")
+    shutil.copytree(here / "first", here / "second", ignore=bare)
+    after("first", "--through", "sample")
+    assert "ornstein evaluate" not in log.read_text()
+    whole = after("first")
+    result.unlink()
+    copied = after("second")
+    for run in (whole, copied):
+        for key in ("commands", "experiment"):
+            del run[key]
+        for figure in run["figures"]:
+            del figure["provenance"]
+    assert copied == whole
+    pictures = [here / name / "one/table/ancestral-2.png" for name in ("first", "second")]
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    # it can't be trained on, and says so
+    code, _, err = said("train", "--recipe", "mine/one.toml", "--smoke", "--out", "second/one")
+    assert code == 2 and "training.safetensors is missing" in err
+
+
 def test_differences_of_a_table_in_parts(here: Path, said: Said) -> None:
     """Example by example where both are at hand, else of the figures; never to one that is gone."""
     recipe = 'about = "a part"\n[process]\nprocess = "{}"\n[[evaluate]]\nbound = "discrete"\n'

@@ -23,7 +23,7 @@ from ornstein.cli.reading import NoHint
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
 from ornstein.reproduce.results import collected, outdated, table, where
-from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, errands
+from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, Verb, errands
 from ornstein.training import Interrupted
 from ornstein.training.distribution import device_of
 from ornstein.training.run import read_metrics
@@ -33,6 +33,7 @@ HELP = """Rebuild a table of the paper: train all of its models, evaluate them, 
 tables:
   mnist       bits/dim of MNIST, one channel model and six joint ones
   paper       joint models of MNIST by the paper's own bound
+  paper-digits  the same on the digits, for a CPU, with three seeds
   starts      learned processes of MNIST that start from CLD and from ALDA
   told        joint models of MNIST that are told what noise is known
   cifar10     bits/dim of CIFAR-10, and samples
@@ -80,6 +81,8 @@ class Reproduce:
     """Runs side by side (default: on CUDA what the table says, else 1)."""
     minutes: Annotated[float | None, NoHint] = None
     """Stop after so long; the same command goes on."""
+    through: Verb = "evaluate"
+    """Stop after this: the rest may be done later, or where the runs were copied to."""
     smoke: Flag = False
     """All of it in miniature, to see that it runs: minutes on a CPU, figures that mean nothing."""
     dry_run: Flag = False
@@ -105,7 +108,7 @@ class Reproduce:
         if self.dry_run:
             for errand in todo:
                 console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")
-                for line in errand.typed():
+                for line in errand.typed()[: errand.through(self.through)]:
                     console.print(escape(line), style="dim")
             console.print("\nnothing was done (--dry-run)", style="dim")
             return
@@ -119,7 +122,7 @@ class Reproduce:
             if word in ("evaluate", "sample", "done"):  # one more command has ended
                 self._save(whole, all_)  # whatever happens to the others
 
-        pool = Pool(jobs, until, tell)
+        pool = Pool(jobs, until, tell, self.through)
         stopped: Stopped | None = None
         try:
             pool.do(todo, setting.runs)
@@ -131,16 +134,19 @@ class Reproduce:
             raise Interrupted(done, stopped.signal, what="command")
         if stopped is not None:
             console.print(f"{stopped}; repeat the command to go on", style="bold")
+        elif self.through != "evaluate":
+            console.print("the rest waits for this command without --through", style="bold")
         if pool.failed:
             lines = "\n  ".join(f"{name}: {said}" for name, said in pool.failed.items())
             raise ValueError(f"{len(pool.failed)} of {len(todo)} runs failed:\n  {lines}")
 
     def _measure(self, console: Console) -> None:
         """A table that needs no training."""
-        if self.only or self.data is not None or self.data_folder is not None:
+        given = self.only or self.data is not None or self.data_folder is not None
+        if given or self.through != "evaluate":
             raise ValueError(
-                f"{self.table} has no runs and no data; expected no --only, --data or "
-                "--data-folder with it."
+                f"{self.table} has no runs and no data; expected no --only, --data, --data-folder "
+                "or --through with it."
             )
         if self.dry_run:
             console.print(f"{self.table}: a minute or two (--dry-run)", style="dim")

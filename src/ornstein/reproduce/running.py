@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ornstein.files import locked, write_text
 from ornstein.reproduce.recipe import Bits, Grid, Plan, Planned, Recipe
@@ -30,6 +30,8 @@ from ornstein.training.run import FREE
 LOG, DONE, TABLE, LOCK = "log.txt", "done.json", "table", "reproduce.lock"
 #: that end it, saved: interrupted, told to stop, or its terminal closed
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+Verb = Literal["train", "sample", "evaluate"]
+VERBS: tuple[Verb, ...] = ("train", "sample", "evaluate")  # in the order of a chain
 PAUSE = 0.2  # seconds between two looks at what is running
 GRACE = 60.0  # seconds that a command has to save and leave
 
@@ -66,6 +68,10 @@ class Errand:
     def typed(self) -> list[str]:
         """The commands as one would type them."""
         return [f"ornstein {shlex.join(command)}" for command in self.commands]
+
+    def through(self, last: Verb) -> int:
+        """How many commands there are up to those of this kind."""
+        return sum(VERBS.index(command[0]) <= VERBS.index(last) for command in self.commands)
 
     def finished(self) -> int:
         """Commands that are done, and whose files are there."""
@@ -209,11 +215,13 @@ class Pool:
     """Does errands, so many at a time.
 
     tell: is told of every beginning and end, with the errand and a word.
+    through: the last of their commands that are wanted.
     """
 
     jobs: int
     until: float = float("inf")  # time.monotonic
     tell: Callable[[Errand, str], None] = lambda errand, word: None
+    through: Verb = "evaluate"
     failed: dict[str, str] = field(default_factory=dict)  # by name, what was said last
     doing: list[Doing] = field(default_factory=list)
     received: int = 0  # a signal
@@ -221,7 +229,7 @@ class Pool:
 
     def do(self, errands: Sequence[Errand], folder: Path) -> None:
         """All of them; a failure does not keep the others from being done."""
-        waiting = [errand for errand in errands if errand.finished() < len(errand.commands)]
+        waiting = [errand for errand in errands if errand.finished() < errand.through(self.through)]
         before = {number: signal.getsignal(number) for number in SIGNALS}
         with self._alone(folder):
             try:
@@ -297,13 +305,11 @@ class Pool:
             self.tell(errand, "failed")
             return
         errand.finish(one.number + 1)
-        if one.number + 1 == len(errand.commands):
-            self.tell(errand, "done")
-        elif errand.finished() <= one.number:
-            self.failed[errand.name] = (
-                f"`ornstein {one.errand.commands[one.number][0]}` left no file"
-            )
+        if errand.finished() <= one.number:
+            self.failed[errand.name] = f"`ornstein {errand.commands[one.number][0]}` left no file"
             self.tell(errand, "failed")
+        elif errand.finished() >= errand.through(self.through):
+            self.tell(errand, "done")
         else:
             self._begin(errand)
 
