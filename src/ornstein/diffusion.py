@@ -11,6 +11,7 @@ covariance.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -169,40 +170,50 @@ class Diffusion(Process):
             torch.full((), self.horizon, dtype=torch.float64, device=self.device)
         )
 
-    def restrain(self, by: float | None = None) -> float:
-        """Where Q and D are both learned and ∫‖A‖ has passed FASTEST, multiply both by one number.
+    def restraint(self) -> float:
+        """What brings ∫‖A‖ back to FASTEST, where it has passed that; 1 where it may stay.
 
-        On one clock that is the same process, slower. It is done only if y_T still has next to
-        nothing of y₀ afterwards; then the slower clock is next to no worse, and nothing else would
-        keep Q and D from growing until the process is too stiff to be solved.
+        It must stay if y_T would then have more than SPENT left of y₀, or can't be found. Never
+        raises: what can't be solved is for others to tell.
         """
-        Q, D = self.make_Q, self.make_D
-        if not (isinstance(Q, Skew) and isinstance(D, Semidefinite)):
+        if self._raw() is None:
             return 1.0
-        if by is not None:
-            _multiply(Q, D, by)
-            self.replan()
-            return by
-        return self._restrained(Q, D) if Q.raw.requires_grad and D.raw.requires_grad else 1.0
-
-    def _restrained(self, Q: Skew, D: Semidefinite) -> float:
-        """By what brings ∫‖A‖ back to FASTEST; 1 where it need not, or must not, be done."""
         with torch.no_grad():
             size = self._stiffness()
-        if not FASTEST * (1 + 1e-9) < size < math.inf:  # to rounding; NaN is for others to tell
+        if not FASTEST * (1 + 1e-9) < size < math.inf:  # to rounding; NaN is for others, too
             return 1.0
-        before, by = (Q.raw.detach().clone(), D.raw.detach().clone()), 1.0
+        by, slower = FASTEST / size, copy.deepcopy(self)
         try:
-            _multiply(Q, D, FASTEST / size)
+            slower.restrain(by)
+            return by if slower._left() <= SPENT else 1.0
+        except ValueError:
+            return 1.0
+
+    def restrain(self, by: float | None = None) -> float:
+        """Where Q and D are both learned, multiply both by `restraint()`, or by what is given.
+
+        On one clock that is the same process, slower. As y_T has next to nothing of y₀ afterwards,
+        the slower clock is next to no worse, and nothing else would keep Q and D from growing until
+        the process is too stiff to be solved. Where the two rates differ it is another process.
+        """
+        raw = self._raw()
+        if raw is None:
+            return 1.0
+        if by is None:
+            by = self.restraint() if all(each.requires_grad for each in raw) else 1.0
+        if not 0 < by < math.inf:
+            raise ValueError(f"by={by}; expected a finite number > 0, as `restraint()` gives.")
+        if by != 1:
+            with torch.no_grad():
+                raw[0].mul_(by)
+                raw[1].mul_(math.sqrt(by))
             self.replan()
-            by = FASTEST / size if self._left() <= SPENT else 1.0
-        finally:  # as it was, whatever went wrong
-            if by == 1:
-                with torch.no_grad():
-                    Q.raw.copy_(before[0])
-                    D.raw.copy_(before[1])
-                self.replan()
         return by
+
+    def _raw(self) -> tuple[Tensor, Tensor] | None:
+        """What Q is linear in, and D quadratic, if neither is fixed."""
+        Q, D = self.make_Q, self.make_D
+        return (Q.raw, D.raw) if isinstance(Q, Skew) and isinstance(D, Semidefinite) else None
 
     @torch.no_grad()
     def _left(self) -> float:
@@ -443,12 +454,6 @@ class LinearSDE(Process):
         )
         process.auxiliary = rebuilt(fields["v0"], "v0", Auxiliary)
         return process
-
-
-@torch.no_grad()
-def _multiply(Q: Skew, D: Semidefinite, by: float) -> None:
-    Q.raw.mul_(by)
-    D.raw.mul_(math.sqrt(by))
 
 
 def _common_parts(first: object, second: object) -> dict[str, str]:

@@ -263,12 +263,19 @@ class Process(Float64Module, ABC):
                     solution = solution.kept(self._span())
                 self._solved = solution
 
+    def restraint(self) -> float:
+        """By what a clock should be slowed down that has run far past all data; 1 if it has not.
+
+        Here nothing is known to be too fast; `Diffusion` knows.
+        """
+        return 1.0
+
     def restrain(self, by: float | None = None) -> float:
         """Slow a learned process down if its clock has run far past all data.
 
-        Returns what its rates were multiplied by: 1 where nothing was done. A loop of your own may
+        Returns what Q and D were multiplied by: 1 where nothing was done. A loop of your own may
         call it now and then; `fit` does. With `by` they are multiplied by that, as those of another
-        copy were. Here nothing is known to be too fast; `Diffusion` knows.
+        copy were.
         """
         return 1.0
 

@@ -148,8 +148,33 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("no kernel")
 
     monkeypatch.setattr(process, "transition", fails)
-    with pytest.raises(ValueError, match="no kernel"):
-        process.restrain()
+    assert process.restraint() == process.restrain() == 1  # what it would be can't be told
+    assert all(torch.equal(before[name], v) for name, v in process.state_dict().items())
+
+
+def test_one_that_can_still_be_solved_goes_on() -> None:
+    """Past 4096, which no new plan may have, with the panels it has; and with the same ones."""
+    process = ornstein.learned(1)
+    with torch.no_grad():
+        process.make_Q.raw.copy_(torch.tensor([[0.0, 0.0], [0.02, 0.0]]))
+        process.make_D.raw.copy_(torch.tensor([0.6, 400.0]).sqrt())
+        process.replan()
+        plan = process.plan()
+        process.make_D.raw.copy_(torch.tensor([0.6, 430.0]).sqrt())
+        assert stiffness(process) > 4096
+        assert process.restraint() == process.restrain() == 1  # v can bear it, and x can't
+        assert torch.equal(process.plan(), plan)
+        assert bool(process.transition(0.5).covariance.isfinite().all())
+    with pytest.raises(ValueError, match="too stiff"):
+        process.replan()
+
+
+@pytest.mark.parametrize("by", [0.0, -1.0, math.inf, math.nan])
+def test_by_what_it_cannot_be(by: float) -> None:
+    process = ornstein.learned(1)
+    before = {name: value.clone() for name, value in process.state_dict().items()}
+    with pytest.raises(ValueError, match=r"by=.*expected a finite number > 0"):
+        process.restrain(by)
     assert all(torch.equal(before[name], v) for name, v in process.state_dict().items())
 
 
@@ -187,10 +212,10 @@ def model(process: ornstein.Diffusion | None = None) -> ScoreModel:
     return ScoreModel(network, process, ornstein.Continuous(), "joint", 1.0, 2.0)
 
 
-def training(steps: int) -> Training:
+def training(steps: int, ema: float = 0.9) -> Training:
     """Rates at which noise alone moves Q and D far in a hundred steps."""
     optimiser = Optimiser(process_lr=0.1, warmup=0)
-    return Training(steps=steps, batch=8, watch=QUIET, ema=0.9, optimiser=optimiser)
+    return Training(steps=steps, batch=8, watch=QUIET, ema=ema, optimiser=optimiser)
 
 
 def examples() -> torch.Tensor:
@@ -209,6 +234,19 @@ def test_training_keeps_a_clock_from_running_away() -> None:
     assert sum("slowed down" in str(one.message) for one in told) == 1  # and not at each look
     assert stiffness(last.process) < 3 * diffusion.FASTEST  # a mean of steps before and after
     assert bool(ornstein.elbo(last, examples(), random=0).nats.isfinite().all())
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.filterwarnings("ignore:step .*slowed down")
+@pytest.mark.parametrize(("before", "after"), [(110.0, 110.0), (600.0, 128.0)])
+def test_the_mean_is_slowed_down_by_its_own_clock(before: float, after: float) -> None:
+    """However slow it is when the process, which is slowed down to less than half, is looked at."""
+    for step in fit(model(), examples(), training(LOOK + 1, ema=0.999)):
+        if step.number == LOOK:
+            assert stiffness(step.model.process) > 2 * diffusion.FASTEST
+            hurried(step.averaged.process, before)
+    assert stiffness(step.model.process) == pytest.approx(diffusion.FASTEST, rel=0.02)  # a step on
+    assert stiffness(step.averaged.process) == pytest.approx(after, rel=0.02)
 
 
 def test_a_clock_that_ran_away_between_two_looks_is_said_to_be() -> None:

@@ -409,7 +409,7 @@ def test_two_processes_learn_a_process_like_one(rates: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_two_processes_slow_a_clock_down_like_one(tmp_path: Path) -> None:
-    """∫‖A‖ is 600 to 700 at first, and 512 after the look at step 100; so is the mean's, nearly."""
+    """∫‖A‖ is 600 to 700 at first, and 512 after the look at step 100; so is the mean's."""
     options = ("train", *TINY, *QUIET, "--steps", "103", "--log-every", "1", "--keep", "1")
     fast = ("--parametrisation", "joint", "--process", "learned-1", "--rate", "0.1", "1200")
     assert run(*options, *fast, "--out", "one", cwd=tmp_path).code == 0
@@ -421,6 +421,11 @@ def test_two_processes_slow_a_clock_down_like_one(tmp_path: Path) -> None:
             np.testing.assert_allclose(line[key], expected[key], rtol=1e-5, atol=1e-12)
     trace = [float(np.trace(line["D"])) for line in one]
     assert trace[100] < 0.95 * trace[99] and trace[99] > 0.99 * trace[98]
+    means = [load_file(checkpoint(tmp_path / n) / "model.safetensors") for n in ("one", "two")]
+    for name in ("process.make_Q.raw", "process.make_D.raw"):
+        torch.testing.assert_close(means[1][name], means[0][name], rtol=1e-5, atol=1e-12)
+    of_mean = float(means[0]["process.make_D.raw"].square().sum())
+    assert of_mean == pytest.approx(trace[-1], rel=0.02)
 
 
 def test_processes_draw_times_and_noise_of_their_own(tmp_path: Path) -> None:

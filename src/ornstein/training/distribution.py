@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -83,13 +83,13 @@ def share(batch: int, accumulate: int) -> int:
     return batch // (world * accumulate)
 
 
-def agreed(number: float, device: torch.device) -> float:
-    """The first process's number, for all."""
+def agreed(numbers: Sequence[float], device: torch.device) -> tuple[float, ...]:
+    """The first process's numbers, for all."""
     if processes()[1] == 1:
-        return number
-    shared = torch.tensor([number], dtype=torch.float64, device=device)
+        return tuple(numbers)
+    shared = torch.tensor(numbers, dtype=torch.float64, device=device)
     torch.distributed.broadcast(shared, 0)
-    return float(shared)
+    return tuple(shared.tolist())
 
 
 def wrapped(loss: nn.Module, device: torch.device, unused: bool) -> nn.Module:

@@ -52,7 +52,7 @@ class Runner:
         self.update: Update | None = None
         self.graph: Graph | None = None
         self._warm = 0
-        self._restrained = False
+        self._told = False  # that a clock was slowed down
         adaptive = training.objective.times == "adaptive"  # learns on the host, of each call
         self._trusted = not self.compiled or adaptive or self.world > 1
         self._capture = self.compiled and self.device.type == "cuda" and not adaptive
@@ -208,25 +208,28 @@ class Runner:
             self.graph, self._warm = None, 0
 
     def _restrain(self, process: Process) -> None:
-        """The first process decides for all; the mean is slowed down alike.
+        """The first process decides for all; the mean is judged by its own clock.
 
         Adam's moments stay: they are forgotten in the steps that it takes to get so fast again.
         """
-        by = agreed(process.restrain() if self.rank == 0 else 1.0, self.device)
+        mean, by, of_mean = self.average.model.process, 1.0, 1.0
+        if self.rank == 0:
+            by = process.restrain()
+            of_mean = mean.restraint() if by != 1 else 1.0  # 1 if it is the process itself
+        by, of_mean = agreed((by, of_mean), self.device)
         if by == 1:
             return
         if self.rank > 0:
             process.restrain(by)
-        if self.average.model is not self.loss.model:
-            self.average.model.process.restrain(by)
-        if self.rank == 0 and not self._restrained:
+        mean.restrain(of_mean)
+        if self.rank == 0 and not self._told:
             warnings.warn(
                 f"step {self.state.step}: the clock of {process.name!r} has run far past all data "
                 f"and was slowed down: Q and D were multiplied by {by:.3g}. It is looked at again "
                 f"every {LOOK} steps, without another word.",
                 stacklevel=2,
             )
-        self._restrained = True
+        self._told = True
 
     def _try_to_capture(self) -> None:
         now, seed = torch.cuda.current_stream(self.device), torch.initial_seed()
