@@ -186,7 +186,20 @@ def test_trained_here_and_evaluated_there(here: Path, said: Said) -> None:
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     # it can't be trained on, and says so
     code, _, err = said("train", "--recipe", "mine/one.toml", "--smoke", "--out", "second/one")
-    assert code == 2 and "training.safetensors is missing" in err
+    assert code == 2 and "training.safetensors is missing, without which it can't be trained" in err
+    # nothing waits for another command once all is done
+    code, out, _ = said("reproduce", "mine", *SMOKE, "--runs", "first", "--through", "train")
+    assert code == 0 and "the rest waits" not in out and read(result)["complete"]
+    # a picture that is gone is drawn again, and the figure is not found again
+    pictures[0].unlink()
+    before, written_log = read(result)["runs"], log.read_text()
+    code, _, _ = said("reproduce", "mine", *SMOKE, "--runs", "first", "--through", "train")
+    assert code == 0 and log.read_text() == written_log
+    assert read(result)["runs"][0]["figures"] == before[0]["figures"]
+    code, _, _ = said("reproduce", "mine", *SMOKE, "--runs", "first")
+    assert code == 0 and read(result)["runs"] == before
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    assert log.read_text()[len(written_log) :].count("$ ornstein") == 1
 
 
 def test_differences_of_a_table_in_parts(here: Path, said: Said) -> None:
@@ -226,6 +239,23 @@ def test_differences_of_a_table_in_parts(here: Path, said: Said) -> None:
     shutil.rmtree(here / "there")
     # the first is done once more, and is what it was: what was found out about the two still holds
     assert after("--only", "first", "--runs", "here")[1]["against"] == paired
+
+
+def test_a_run_that_is_damaged_and_one_that_is_not(here: Path, said: Said) -> None:
+    """As after a copy that was not finished: the other run is done all the same."""
+    recipe = 'about = "learned"\n[process]\nprocess = "learned-1"\n[model]\n'
+    recipe += 'parametrisation = "joint"\n[[evaluate]]\nbound = "discrete"\n'
+    written(here, first=recipe, second=recipe + "draws = 4\n")
+    only = ("--only", "first", "--through", "train")
+    assert said("reproduce", "mine", *SMOKE, *only)[0] == 0
+    for path in (here / "runs/reproduce-smoke/mine/first").glob("checkpoints/*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    code, _, err = said("reproduce", "mine", *SMOKE)
+    assert code == 2 and "1 of 2 runs failed:" in err and "first: " in err and "damaged" in err
+    first, second = read(here / "results" / "mine-smoke.json")["runs"]
+    assert (first["complete"], second["complete"]) == (False, True)
+    assert first["learned"]["of"] == "the last step, not averaged"
+    assert second["learned"]["of"] == "the best step, averaged"
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:

@@ -31,20 +31,20 @@ from ornstein.training.run import read_metrics
 HELP = """Rebuild a table of the paper: train all of its models, evaluate them, and write the table.
 
 tables:
-  mnist       bits/dim of MNIST, one channel model and six joint ones
-  paper       joint models of MNIST by the paper's own bound
-  paper-digits  the same on the digits, for a CPU, with three seeds
-  starts      learned processes of MNIST that start from CLD and from ALDA
-  told        joint models of MNIST that are told what noise is known
-  cifar10     bits/dim of CIFAR-10, and samples
-  imagenet32  bits/dim of ImageNet at 32 × 32, of the published files
+  mnist           bits/dim of MNIST, one channel model and six joint ones
+  paper           joint models of MNIST by the paper's own bound
+  paper-digits    the same on the digits, for a CPU, with three seeds
+  starts          learned processes of MNIST that start from CLD and from ALDA
+  told            joint models of MNIST that are told what noise is known
+  cifar10         bits/dim of CIFAR-10, and samples
+  imagenet32      bits/dim of ImageNet at 32 × 32, of the published files
   tinyimagenet32  the same, for a folder with few images (--data)
-  digits      the same on the embedded digits, for a CPU: minutes, no downloads
-  answers     what a network is added to, on the digits
-  tuning      how a learned process is set up, on the digits
-  damping     how CLD and ALDA are damped, on the digits
-  runtime     what it costs to find the kernel automatically
-  auxiliary   whether the auxiliary variables know anything of the data
+  digits          bits/dim of the embedded digits, for a CPU: minutes, no downloads
+  answers         what a network is added to, on the digits
+  tuning          how a learned process is set up, on the digits
+  damping         how CLD and ALDA are damped, on the digits
+  runtime         what it costs to find the kernel automatically
+  auxiliary       whether the auxiliary variables know anything of the data
 
 or a folder of your own, with recipes and a table.toml. Every run is a chain of commands that could
 be typed (--dry-run shows them). What is interrupted goes on when the command is repeated.
@@ -108,7 +108,7 @@ class Reproduce:
         if self.dry_run:
             for errand in todo:
                 console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")
-                for line in errand.typed()[: errand.through(self.through)]:
+                for line in errand.typed()[: errand.count_through(self.through)]:
                     console.print(escape(line), style="dim")
             console.print("\nnothing was done (--dry-run)", style="dim")
             return
@@ -134,7 +134,7 @@ class Reproduce:
             raise Interrupted(done, stopped.signal, what="command")
         if stopped is not None:
             console.print(f"{stopped}; repeat the command to go on", style="bold")
-        elif self.through != "evaluate":
+        elif self.through != "evaluate" and any(e.finished() < len(e.commands) for e in todo):
             console.print("the rest waits for this command without --through", style="bold")
         if pool.failed:
             lines = "\n  ".join(f"{name}: {said}" for name, said in pool.failed.items())
@@ -246,8 +246,7 @@ class Reproduce:
         return [
             (path, self.out / f"{self._name(plan)}-{errand.name}-{title}.png")
             for errand in todo
-            for title, path in errand.pictures().items()
-            if path.is_file()
+            for title, path in errand.pictures_done().items()
         ]
 
     def _name(self, plan: recipe.Plan) -> str:

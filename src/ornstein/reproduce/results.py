@@ -171,7 +171,7 @@ def _origin(run: RunSummary) -> Record:
 def _learned(run: RunSummary, trained: bool) -> Record | None:
     """Q and D where they were learned: of the model that is evaluated, its averaged best.
 
-    Until it is trained, and where its weights are elsewhere, the last of its log.
+    Until it is trained, and where its weights can't be read, the last of its log.
     """
     lines = [line for line in run.training if "Q" in line and "D" in line]
     if not lines:
@@ -179,8 +179,10 @@ def _learned(run: RunSummary, trained: bool) -> Record | None:
     last = {"Q": lines[-1]["Q"], "D": lines[-1]["D"], "of": "the last step, not averaged"}
     if not (trained and any(run.folder.glob(f"checkpoints/*/{MODEL}"))):
         return last
-    opened = open_model(run.folder)
-    process: Any = opened.model.process  # a Diffusion, with matrices
+    try:
+        process: Any = open_model(run.folder).model.process  # a Diffusion, with matrices
+    except (ValueError, OSError):  # damaged, or half copied: its own command says so
+        return last
     with torch.no_grad():
         return {"Q": process.Q.tolist(), "D": process.D.tolist(), "of": "the best step, averaged"}
 

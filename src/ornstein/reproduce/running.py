@@ -69,28 +69,36 @@ class Errand:
         """The commands as one would type them."""
         return [f"ornstein {shlex.join(command)}" for command in self.commands]
 
-    def through(self, last: Verb) -> int:
+    def count_through(self, last: Verb) -> int:
         """How many commands there are up to those of this kind."""
         return sum(VERBS.index(command[0]) <= VERBS.index(last) for command in self.commands)
 
     def finished(self) -> int:
-        """Commands that are done, and whose files are there."""
-        path = self.folder / DONE
-        done = []
-        if path.is_file():
-            try:
-                done = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:  # damaged: everything is asked again, which takes no time
-                done = []
-        outputs = self._outputs()
-        for number, (key, output) in enumerate(zip(self.keys, outputs, strict=True)):
-            if key not in done or not output():  # in whatever order they were done
-                return number
-        return len(self.keys)
+        """Commands that are done, and whose files are there, up to the first that is not."""
+        return [*self._done(), False].index(False)
 
     def finish(self, count: int) -> None:
-        """Note that so many are done."""
-        write_text(self.folder / DONE, json.dumps(self.keys[:count], indent=1))
+        """Note that so many are done. What comes after them stays, unless it was trained anew."""
+        after = [key for key in self.keys[count:] if key in self._noted()] if count > 1 else []
+        write_text(self.folder / DONE, json.dumps([*self.keys[:count], *after], indent=1))
+
+    def _done(self) -> list[bool]:
+        """Of each command, in whatever order they were done; none before it is trained."""
+        noted = self._noted()
+        found = [
+            key in noted and there() for key, there in zip(self.keys, self._there(), strict=True)
+        ]
+        return found if found[:1] == [True] else [False] * len(found)
+
+    def _noted(self) -> list[str]:
+        """The keys of what was done."""
+        path = self.folder / DONE
+        if not path.is_file():
+            return []
+        try:
+            return list(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:  # damaged: everything is asked again, which takes no time
+            return []
 
     def rests_on(self) -> str:
         """A short word for all of its recipe that its figures rest on, in whatever order."""
@@ -100,8 +108,8 @@ class Errand:
 
     def looks_done(self) -> list[str]:
         """The titles of the figures that are there."""
-        before = len(self.commands) - len(self.recipe.evaluate)
-        return list(self.looks())[: max(0, self.finished() - before)]
+        done = self._done()[1 + len(self.recipe.sample) :]
+        return [title for title, there in zip(self.looks(), done, strict=True) if there]
 
     def looks(self) -> dict[str, Path]:
         """The folders of the figures, by their titles."""
@@ -119,11 +127,16 @@ class Errand:
         """The grids of samples."""
         return {g.title: self.folder / TABLE / f"{g.title}.png" for g in self.recipe.sample}
 
+    def pictures_done(self) -> dict[str, Path]:
+        """Those that are there."""
+        found = zip(self.pictures().items(), self._done()[1:], strict=False)
+        return {title: path for (title, path), there in found if there}
+
     def figures(self) -> int:
         """How many there will be."""
         return sum(len(one.process) or 1 for one in self.recipe.evaluate)
 
-    def _outputs(self) -> list[Callable[[], bool]]:
+    def _there(self) -> list[Callable[[], bool]]:
         """Whether the files of each command are there."""
         found: list[Callable[[], bool]] = [(self.folder / "config.json").is_file]
         found += [path.is_file for path in self.pictures().values()]
@@ -229,7 +242,9 @@ class Pool:
 
     def do(self, errands: Sequence[Errand], folder: Path) -> None:
         """All of them; a failure does not keep the others from being done."""
-        waiting = [errand for errand in errands if errand.finished() < errand.through(self.through)]
+        waiting = [
+            errand for errand in errands if errand.finished() < errand.count_through(self.through)
+        ]
         before = {number: signal.getsignal(number) for number in SIGNALS}
         with self._alone(folder):
             try:
@@ -308,7 +323,7 @@ class Pool:
         if errand.finished() <= one.number:
             self.failed[errand.name] = f"`ornstein {errand.commands[one.number][0]}` left no file"
             self.tell(errand, "failed")
-        elif errand.finished() >= errand.through(self.through):
+        elif errand.finished() >= errand.count_through(self.through):
             self.tell(errand, "done")
         else:
             self._begin(errand)

@@ -140,7 +140,8 @@ def _check(path: Path, state: Mapping[str, Any], names: Iterable[str]) -> None:
     for name in names:
         file = path / name
         if not file.exists():
-            raise ValueError(f"{name} is missing")
+            needed = ", without which it can't be trained on" if name == WEIGHTS else ""
+            raise ValueError(f"{name} is missing{needed}")
         if digest(file) != state["files"][name]:
             raise ValueError(f"{name} is not what was written")
 
