@@ -130,6 +130,17 @@ def test_damping_is_what_the_recipes_say() -> None:
             assert torch.allclose(process.D, factor * known.D, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("other", ["cld", "malda"])
+def test_as_little_noise_as_another_has(other: str) -> None:
+    """VPSDE is cut off where the other's noise at s = 0.001 is: its SNR is the same."""
+    found = {one.name: one.experiment for one in plan("paper-digits").recipes}
+    level = found[f"paper-digits/vpsde-as-{other}"].model.noise_level
+    first = found[f"paper-digits/{other}"]
+    assert first.model.fixed_time == 1e-3 and level is not None
+    snr = first.process.build().transition(1e-3).snr.item()
+    assert snr**-0.5 == pytest.approx(level, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", sorted(PAPER))
 def test_figures_of_the_paper(name: str) -> None:
     found = {one.recipe: one.paper for one in plan(name).run if one.paper is not None}
