@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .PHONY: quickstart test test-long test-quick lint format bench clean
 
-quickstart: .venv/.core  ## look at every preset: a table, and pictures in runs/quickstart
+quickstart: .venv/.core  ## train, evaluate and sample on embedded digits; a report in runs/quickstart
 	$(BIN)/ornstein quickstart
 
 test: lint  ## lint, types and all tests, the slow ones too
