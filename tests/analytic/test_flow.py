@@ -172,7 +172,7 @@ def test_one_step_is_exact_for_gaussian_data(name: str) -> None:
         pytest.param("heun3", 3, 100, marks=pytest.mark.long),
         ("bosh3", 3, 100),
         ("rk4", 4, 100),
-        ("dopri5", 5, 100),  # past the first steps, and before rounding (1e-13)
+        ("dopri5", 5, 80),  # past the first steps, and far from rounding (1e-13) on any processor
     ],
 )
 @pytest.mark.parametrize("name", ["vpsde", "cld", "alda"])

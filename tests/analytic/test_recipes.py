@@ -130,6 +130,23 @@ def test_damping_is_what_the_recipes_say() -> None:
             assert torch.allclose(process.D, factor * known.D, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("table", ["paper", "paper-digits"])
+def test_processes_of_the_authors_code(table: str) -> None:
+    """CLD of mass 1, damped critically; MALDA with ones in Q and twos in D; S = I throughout."""
+    found = {name: read(f"{table}/{name}").experiment.process.build() for name in ("cld", "malda")}
+    known = ornstein.cld(mass=1.0, rate=ornstein.Linear(0.1, 10.0), v0_variance=0.01)
+    cld, malda = found["cld"], found["malda"]
+    assert isinstance(cld, Diffusion) and isinstance(malda, Diffusion)
+    for name in ("Q", "D", "S"):
+        assert torch.equal(getattr(cld, name), getattr(known, name))
+    for s in (1e-3, 1.0):
+        assert torch.equal(cld.transition(s).cholesky, known.transition(s).cholesky)
+    assert malda.Q.tolist() == [[0, -1, -1], [1, 0, -1], [1, 1, 0]]
+    assert malda.D.diag().tolist() == [0, 2, 2] and malda.D.count_nonzero() == 2
+    assert torch.equal(malda.S, torch.eye(3, dtype=torch.float64))
+    assert torch.equal(malda.auxiliary.factor()[1:], 0.1 * torch.eye(2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("other", ["cld", "malda"])
 def test_as_little_noise_as_another_has(other: str) -> None:
     """VPSDE is cut off where the other's noise at s = 0.001 is: its SNR is the same."""

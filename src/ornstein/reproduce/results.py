@@ -253,6 +253,8 @@ def where(record: Mapping[str, Any]) -> str:
 
 
 def _title(run: Mapping[str, Any], process: str | None, count: int) -> str:
+    if process == "own":  # matrices of a recipe's own, which its file has a name for
+        process = run["recipe"].rpartition("/")[2]
     seed = f", seed {run['seed']}" if run["seed"] else ""
     if run["parametrisation"] == "channel":
         return f"channel, under {process}{seed}" if count > 1 else f"channel, {process}{seed}"
