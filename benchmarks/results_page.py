@@ -52,6 +52,8 @@ REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and thei
 NAMES = (*TABLES, *SETTINGS, *REPEATS, "efficiency", "samples", "where", "halves", *MEASURES)
 README = ("tables",)
 MISSING = "Not measured yet."
+ENOUGH = 4  # runs of a setting that tell how far one is from the next
+SEEN = 5e-4  # bits/dim by which prior parts differ where they have a column
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
 LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.31))
 
@@ -95,10 +97,15 @@ class Group:
 
     runs: list[Record]
     bits: list[float]
+    priors: list[float]  # the prior part of each
 
     @property
     def mean(self) -> float:
         return sum(self.bits) / len(self.bits)
+
+    @property
+    def prior(self) -> float:
+        return sum(self.priors) / len(self.priors)
 
     @property
     def shown(self) -> list[str]:
@@ -115,8 +122,10 @@ def grouped(runs: Iterable[Record], look: str) -> list[Group]:
         group = found.setdefault(run["recipe"], [])
         if not group or _seedless(group[0]) == _seedless(run):
             group.append(run)
+    firsts = [[_first(run["figures"], look) for run in group] for group in found.values()]
     return [
-        Group(group, [_first(run["figures"], look) for run in group]) for group in found.values()
+        Group(group, [float(f["bits_per_dim"]) for f in first], [float(f["prior"]) for f in first])
+        for group, first in zip(found.values(), firsts, strict=True)
     ]
 
 
@@ -151,38 +160,49 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
 
 
 def settings(record: Record) -> Iterable[str]:
-    """A table of settings with several seeds each: their means, beside that of the first."""
+    """A table of settings with several seeds each: their means, beside that of the first.
+
+    Errors are by each setting's own runs where all have enough of them, else by all together.
+    """
     (look,) = {figure["look"] for run in record["runs"] for figure in run["figures"]}
     groups = grouped(record["runs"], look)
-    first, one = groups[0], chance(groups)
+    own = all(len(group.bits) >= ENOUGH for group in groups)
+    ones = [chance([group] if own else groups) for group in groups]
+    first, priors = groups[0], [group.prior for group in groups]
+    apart = max(priors) - min(priors) > SEEN  # settings whose prior parts differ
     rows = []
-    for group in groups:
-        error = one * sqrt(1 / len(group.bits) + 1 / len(first.bits))
-        apart = {"difference": group.mean - first.mean, "standard_error": error}
-        beside = "" if group is first else pairing.shown(apart)
-        cells = [group.runs[0]["about"], str(group.runs[0]["variables"])]
-        rows.append([*cells, *group.shown, beside])
+    for group, one in zip(groups, ones, strict=True):
+        error = sqrt(one**2 / len(group.bits) + ones[0] ** 2 / len(first.bits))
+        minus = {"difference": group.mean - first.mean, "standard_error": error}
+        cells = [group.runs[0]["about"], str(group.runs[0]["variables"]), *group.shown]
+        cells += [f"{group.prior:.4f}"] if apart else []
+        rows.append([*cells, "" if group is first else pairing.shown(minus)])
     yield heading(record)
     yield ""
-    heads = ["", "K", "runs", f"bits/dim, {results.worded(look)}", "mean", "minus the first"]
-    yield from tabled(heads, rows)
+    heads = ["", "K", "runs", f"bits/dim, {results.worded(look)}", "mean"]
+    heads += ["of it, prior part"] if apart else []
+    yield from tabled([*heads, "minus the first"], rows)
     yield ""
     figures = [figure for group in groups for run in group.runs for figure in run["figures"]]
     drawn = max(figure["draw_error"] for figure in figures)
+    deviation = (
+        f"is {min(ones):.4f} to {max(ones):.4f}; errors in the last column are by those of the two"
+        if own
+        else f"of all of these together, is {ones[0]:.4f}; errors in the last column are by it"
+    )
     yield (
         f"All on the same {figures[0]['examples']} examples. The standard deviation of one run "
-        f"about the mean of its setting, of all of these together: {one:.4f}; errors in the last "
-        "column are by it. Not in them is the error of the draws, which all seeds of a setting "
-        f"share: up to {drawn:.4f} in a figure, and in a difference the less, the more alike the "
-        "processes are."
+        f"about the mean of its setting{' ' if own else ', '}{deviation}. Not in them is the error "
+        f"of the draws, which all seeds of a setting share: up to {drawn:.4f} in a figure, and in "
+        "a difference the less, the more alike the processes are."
     )
     yield ""
     yield f"({results.where(record)})"
 
 
-def _first(figures: list[Record], look: str) -> float:
-    """Bits/dim of a look; of a channel model's, under its first process."""
-    return next(float(f["bits_per_dim"]) for f in figures if f["look"] == look)
+def _first(figures: list[Record], look: str) -> Record:
+    """The figure of a look; of a channel model's, under its first process."""
+    return next(f for f in figures if f["look"] == look)
 
 
 def _seedless(run: Record) -> Record:

@@ -81,12 +81,12 @@ def test_runs_of_one_recipe() -> None:
             "parametrisation": "joint",
             "process": recipe,
             "experiment": {"training": {"seed": seed, "steps": steps}},
-            "figures": [{"look": "discrete", "bits_per_dim": bits}],
+            "figures": [{"look": "discrete", "bits_per_dim": bits, "prior": 0.0}],
             "provenance": {"cpu": "a CPU", "torch": "2", "date": "today", "commit": "0"},
         }
 
     one = run("cld", 1.0, 0)
-    one["figures"] = [*one["figures"], {"look": "discrete", "bits_per_dim": 7.0}]  # type: ignore[misc]
+    one["figures"] = [*one["figures"], {"look": "discrete", "bits_per_dim": 7.0, "prior": 0.0}]  # type: ignore[misc]
     first = {"runs": [one, run("cld", 1.2, 1), run("alda", 2.0, 0)]}
     again = {"runs": [run("cld", 1.4, 0), run("cld", 9.0, 0, steps=20), run("vpsde", 3.0, 0)]}
     found = {"t": first, "t-repeat": again, "other": again}
@@ -99,7 +99,7 @@ def test_runs_of_one_recipe() -> None:
 def test_settings_beside_the_first() -> None:
     """Means over seeds; the error of a difference is one run's deviation, by how many there are."""
 
-    def run(about: str, bits: float, seed: int) -> dict[str, object]:
+    def run(about: str, bits: float, seed: int, prior: float = 0.0) -> dict[str, Any]:
         return {
             "recipe": about,
             "about": about,
@@ -109,6 +109,7 @@ def test_settings_beside_the_first() -> None:
                 {
                     "look": "discrete-valid",
                     "bits_per_dim": bits,
+                    "prior": prior,
                     "examples": 5,
                     "draw_error": bits / 100,
                 }
@@ -128,8 +129,19 @@ def test_settings_beside_the_first() -> None:
         "| b | 2 | 3 | 2.1000, 1.9000, 2.0000 | 2.0000 | +0.90 ± 0.11 |",  # √(1/2 + 1/3)
         "| c | 2 | 1 | 3.0000 | 3.0000 | +1.90 ± 0.14 |",  # √(1/2 + 1)
     ]
-    assert "same 5 examples" in lines[8] and "together: 0.1155;" in lines[8]
+    assert "same 5 examples" in lines[8] and "all of these together, is 0.1155;" in lines[8]
     assert "up to 0.0300 in a figure" in lines[8]
+
+    # enough runs of each: √(0.1²/4 + 0.2²/4), and prior parts that differ
+    runs = [("a", x) for x in (1.0, 1.1, 1.2, 1.1)] + [("b", x) for x in (2.0, 2.2, 2.4, 2.2)]
+    record["runs"] = [run(a, b, i, 0.1 if a == "b" else 0.0) for i, (a, b) in enumerate(runs)]
+    lines = list(results_page.settings(record))
+    assert lines[2].endswith("| mean | of it, prior part | minus the first |")
+    assert lines[4].endswith("| 1.1000 | 0.0000 |  |")
+    deviations = [math.sqrt(0.02 / 3), 2 * math.sqrt(0.02 / 3)]
+    error = math.hypot(*deviations) / 2
+    assert lines[5].endswith(f"| 2.2000 | 0.1000 | +1.100 ± {error:.3f} |")
+    assert f"is {deviations[0]:.4f} to {deviations[1]:.4f}; errors" in lines[7]
 
 
 def test_headlines_are_of_one_network() -> None:

@@ -50,6 +50,8 @@ from ornstein.schedules import (
 
 FASTEST = 512.0  # ∫‖A‖ of a learned process; presets stay below 70, and 4096 is refused
 SPENT = 1e-6  # of y₀ at the horizon: the most that a process may have left, once slowed down
+HALVINGS = 7  # of the logarithm, in search of the slowest clock that leaves no more
+WORTH = 0.95  # what it is slowed down to at most, or a clock at the edge would be at every look
 
 Rate = Schedule | Callable[[Tensor], Tensor] | float
 MatrixFunction = Callable[[Tensor], Tensor]
@@ -170,24 +172,44 @@ class Diffusion(Process):
             torch.full((), self.horizon, dtype=torch.float64, device=self.device)
         )
 
+    @torch.no_grad()
     def restraint(self) -> float:
         """What brings ∫‖A‖ back to FASTEST, where it has passed that; 1 where it may stay.
 
-        It must stay if y_T would then have more than SPENT left of y₀, or can't be found. Never
-        raises: what can't be solved is for others to tell.
+        If y_T would then have more than SPENT left of y₀, it is what comes nearest to that without:
+        some variables may need time that others don't. Never raises: what can't be solved is for
+        others to tell.
         """
         if self._raw() is None:
             return 1.0
-        with torch.no_grad():
-            size = self._stiffness()
+        size = self._stiffness()
         if not FASTEST * (1 + 1e-9) < size < math.inf:  # to rounding; NaN is for others, too
             return 1.0
-        by, slower = FASTEST / size, copy.deepcopy(self)
         try:
-            slower.restrain(by)
-            return by if slower._left() <= SPENT else 1.0
-        except ValueError:
+            by = self._slowest(FASTEST / size)
+            if by < 1:
+                self._slower(by).transition(self.horizon)  # can it be solved?
+            return by
+        except (ValueError, RuntimeError):  # RuntimeError: of a copy, while gradients are wanted
             return 1.0
+
+    def _slowest(self, least: float) -> float:
+        """The smallest factor, from this one to WORTH, that leaves no more than SPENT; or 1."""
+        slow, fast = least, 1.0
+        if self._left(slow) <= SPENT:
+            return slow
+        if self._left(fast) > SPENT:
+            return 1.0
+        for _ in range(HALVINGS):
+            middle = math.sqrt(slow * fast)
+            slow, fast = (slow, middle) if self._left(middle) <= SPENT else (middle, fast)
+        return fast if fast < WORTH else 1.0
+
+    def _slower(self, by: float) -> Diffusion:
+        """A copy that is slowed down."""
+        slower = copy.deepcopy(self)
+        slower.restrain(by)
+        return slower
 
     def restrain(self, by: float | None = None) -> float:
         """Where Q and D are both learned, multiply both by `restraint()`, or by what is given.
@@ -216,18 +238,26 @@ class Diffusion(Process):
         return (Q.raw, D.raw) if isinstance(Q, Skew) and isinstance(D, Semidefinite) else None
 
     @torch.no_grad()
-    def _left(self) -> float:
-        """What y_T has left of y₀: Σ_T − S⁻¹ is no more than this part of Σ₀ − S⁻¹.
+    def _left(self, by: float = 1.0) -> float:
+        """What y_T has left of y₀, slowed down: Σ_T − S⁻¹ is no more than this of Σ₀ − S⁻¹.
 
         Both in units of the prior, since Σ_T − S⁻¹ = Φ (Σ₀ − S⁻¹) Φᵀ.
         """
-        unit = self.prior_factor
-        moved = lower_solve(unit, self.transition(self.horizon).propagator @ unit)
+        if self.ratio is None:
+            propagator = self._slower(by).transition(self.horizon).propagator
+        else:  # on one clock no panels are needed for it
+            drift = (self.ratio * self.Q + self.D) @ self.S
+            propagator = torch.linalg.matrix_exp(-by * self._total() * drift)
+        unit = torch.linalg.cholesky(self.prior_covariance)
+        moved = lower_solve(unit, propagator @ unit)
         return float(torch.linalg.matrix_norm(moved, ord=2).square())
 
-    def _plan(self) -> None:
+    def _renew(self) -> None:
+        super()._renew()
         if isinstance(self.make_D, Fixed):
             self._columns = self.make_D.factor().any(0).nonzero().flatten().tolist()
+
+    def _plan(self) -> None:
         if self.ratio is not None:
             headroom = HEADROOM if self._parameters_exist() else 1.0
             generator = (self.ratio * self.Q + self.D) @ self.S

@@ -252,10 +252,7 @@ class Process(Float64Module, ABC):
         the matrices have outgrown it.
         """
         with torch.inference_mode(False), torch.no_grad():  # what is kept may meet autograd later
-            self._solved = None
-            self._noise_times = {}
-            self._prior_factor = torch.linalg.cholesky(self.prior_covariance)
-            self._table = constants(self.device)
+            self._renew()
             self._plan()
             if not self._parameters_exist():
                 solution = self._build()
@@ -304,11 +301,21 @@ class Process(Float64Module, ABC):
         its history. A run that goes on from a checkpoint needs the same ones to repeat its numbers
         bit for bit.
         """
-        self.replan()
-        if self._parameters_exist():
-            self._follow(plan)
+        if not self._parameters_exist():
+            self.replan()
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._renew()
+            self._follow(plan)  # also where a new plan would be refused: the run was not
 
     # ---------------------------------------------------------------- inside
+
+    def _renew(self) -> None:
+        """Everything that is kept, but for the panels, for the parameters as they are now."""
+        self._solved = None
+        self._noise_times = {}
+        self._prior_factor = torch.linalg.cholesky(self.prior_covariance)
+        self._table = constants(self.device)
 
     def _planned(self) -> Tensor:
         return self._edges.detach().cpu()

@@ -375,6 +375,44 @@ def test_evaluations_of_one_network_are_kept_apart(tmp_path: Path) -> None:
     assert "told" in repr(loud(process, "told")) and "told" not in repr(loud(process))
 
 
+class Hears(nn.Module):
+    """A network that hears its features: (B, K + the features of x, 3) in, (B, K, 3) out."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.part = nn.Parameter(torch.tensor(0.7, dtype=F64))
+
+    def forward(self, y: Tensor, logsnr: Tensor) -> Tensor:
+        return torch.tanh(self.part * y[:, : self.count] + y[:, self.count :].sum(1, keepdim=True))
+
+
+def test_evaluations_by_what_features_are_of_are_kept_apart(tmp_path: Path) -> None:
+    process, network = made("malda"), Hears(3)
+    x = torch.randint(8, (20, 3), generator=torch.Generator().manual_seed(1)).byte()
+    models = {
+        kind: ornstein.ScoreModel(
+            network,
+            process,
+            ornstein.Discrete(8),
+            "joint",
+            data_std=0.6,
+            features="bins",
+            features_of=kind,  # type: ignore[arg-type]
+        )
+        for kind in ("x", "z")
+    }
+    found = {
+        kind: ornstein.evaluate(one, x, draws=4, quiet=True, folder=tmp_path / kind)
+        for kind, one in models.items()
+    }
+    assert abs(found["x"].bits_per_dim - found["z"].bits_per_dim) > 0.1
+    for kind, other in (("x", "z"), ("z", "x")):
+        folder: Any = {"draws": 4, "quiet": True, "folder": tmp_path / other}
+        with pytest.raises(ValueError, match=r"holds another evaluation.*features_of"):
+            ornstein.evaluate(models[kind], x, **folder)
+
+
 def test_who_is_told_is_kept_and_checked() -> None:
     process = made("malda")
     told, guessed = loud(process, "told"), loud(process)

@@ -100,17 +100,49 @@ def test_no_slower_than_all_variables_can_bear(of_x: float, of_v: float) -> None
 
     It would cost up to 0.09 bits/dim: v far from the prior, or x.
     """
-    process = ornstein.learned(1)
-    with torch.no_grad():
-        process.make_Q.raw.copy_(torch.tensor([[0.0, 0.0], [0.02, 0.0]]))
-        process.make_D.raw.copy_(torch.tensor([of_x, of_v]).sqrt())
-    process.replan()
+    process = uneven(of_x, of_v)
     before = {name: value.clone() for name, value in process.state_dict().items()}
     assert stiffness(process) > 1.5 * diffusion.FASTEST and distance(process) < 1e-4
     assert process.restrain() == 1
     assert all(torch.equal(before[name], v) for name, v in process.state_dict().items())
     assert distance(process) < 1e-4
     assert distance(slowed(process)) > 1e-3  # what it would have been
+
+
+def uneven(of_x: float, of_v: float) -> ornstein.Diffusion:
+    """D of x and of v, and next to no coupling."""
+    process = ornstein.learned(1)
+    with torch.no_grad():
+        process.make_Q.raw.copy_(torch.tensor([[0.0, 0.0], [0.02, 0.0]]))
+        process.make_D.raw.copy_(torch.tensor([of_x, of_v]).sqrt())
+    process.replan()
+    return process
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("rates", ["no", "separate"])
+def test_as_slow_as_all_variables_can_bear(rates: str) -> None:
+    """Of two that are fast the slower one decides, and has as much left as it may, just."""
+    process = uneven(2.0, 60.0)
+    if rates == "separate":  # the same, on two clocks
+        known: Any = ornstein.learned(1, rate=ornstein.Linear(0.1, 20.0), learn_rates=rates)
+        known.load_state_dict({**known.state_dict(), **only_matrices(process)})
+        process = known
+        process.replan()
+    before, D = stiffness(process), process.D.detach()
+    by = process.restrain()
+    # e^(−2 D τ) of x, whose D is the smallest, at the horizon, τ = 10.05
+    least = -math.log(diffusion.SPENT) / (2 * 2.0 * 10.05)
+    assert least * (1 - 1e-3) <= by < least * 1.02  # seven halvings of log 4.7
+    assert diffusion.FASTEST < stiffness(process) == pytest.approx(by * before, rel=1e-6)
+    torch.testing.assert_close(process.D.detach(), by * D, rtol=1e-12, atol=0)
+    assert distance(process) < 1e-6
+    assert process.restrain() == 1  # it is at the edge, and stays
+
+
+def only_matrices(process: ornstein.Diffusion) -> dict[str, torch.Tensor]:
+    """Q and D of a state."""
+    return {n: v for n, v in process.state_dict().items() if n.startswith(("make_Q", "make_D"))}
 
 
 def distance(process: ornstein.Diffusion) -> float:
@@ -154,19 +186,30 @@ def test_an_error_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_can_still_be_solved_goes_on() -> None:
     """Past 4096, which no new plan may have, with the panels it has; and with the same ones."""
-    process = ornstein.learned(1)
+    process = uneven(0.6, 400.0)
     with torch.no_grad():
-        process.make_Q.raw.copy_(torch.tensor([[0.0, 0.0], [0.02, 0.0]]))
-        process.make_D.raw.copy_(torch.tensor([0.6, 400.0]).sqrt())
-        process.replan()
         plan = process.plan()
         process.make_D.raw.copy_(torch.tensor([0.6, 430.0]).sqrt())
         assert stiffness(process) > 4096
         assert process.restraint() == process.restrain() == 1  # v can bear it, and x can't
         assert torch.equal(process.plan(), plan)
-        assert bool(process.transition(0.5).covariance.isfinite().all())
+        kernel = process.transition(0.5)
+        assert bool(kernel.covariance.isfinite().all())
+        again = ornstein.learned(1)  # from a checkpoint
+        again.load_state_dict(process.state_dict())
+        again.follow(plan)
+        assert torch.equal(again.transition(0.5).covariance, kernel.covariance)
     with pytest.raises(ValueError, match="too stiff"):
         process.replan()
+
+
+def test_what_can_not_be_copied_is_left_alone() -> None:
+    """Held for gradients, as inside a step; released, it is slowed down."""
+    process = hurried(ornstein.learned(1), 1000.0)
+    process.hold()
+    assert process.restraint() == 1
+    process.release()
+    assert process.restraint() < 1
 
 
 @pytest.mark.parametrize("by", [0.0, -1.0, math.inf, math.nan])
@@ -229,9 +272,16 @@ def test_training_keeps_a_clock_from_running_away() -> None:
         seen = [stiffness(step.model.process) for step in steps]
     assert min(seen[:LOOK]) > 1.5 * diffusion.FASTEST
     assert max(seen[LOOK:]) < 1.5 * diffusion.FASTEST
+    seen = []
     with pytest.warns(UserWarning, match="slowed down") as told:
-        last = [step.averaged for step in fit(model(), examples(), training(2 * LOOK + 60))][-1]
-    assert sum("slowed down" in str(one.message) for one in told) == 1  # and not at each look
+        for step in fit(model(), examples(), training(2 * LOOK + 60)):
+            if step.number == LOOK + 50:
+                hurried(step.model.process, 300.0)
+            seen.append(stiffness(step.model.process))
+            last = step.averaged
+    for look in (LOOK, 2 * LOOK):  # slowed down twice
+        assert seen[look] < 1.5 * diffusion.FASTEST < seen[look - 1]
+    assert sum("slowed down" in str(one.message) for one in told) == 1  # and said once
     assert stiffness(last.process) < 3 * diffusion.FASTEST  # a mean of steps before and after
     assert bool(ornstein.elbo(last, examples(), random=0).nats.isfinite().all())
 

@@ -147,6 +147,22 @@ def test_a_table_in_parts(here: Path, said: Said) -> None:
     assert (then["run"], now["run"]) == ("first", "second")  # whose examples are others by now
 
 
+def test_a_process_of_a_recipes_own(here: Path, said: Said) -> None:
+    """Is called as its file is."""
+    recipe = 'about = "it"\n[process]\nprocess = "own"\nQ = [[0, -1], [1, 0]]\n'
+    recipe += 'D = [[0, 0], [0, 2]]\n[model]\nparametrisation = "{}"\n[[evaluate]]\n'
+    written(here, swing=recipe.format("joint"), swung=recipe.format("channel"))
+    assert said("reproduce", "mine", *SMOKE)[0] == 0
+    runs = read(here / "results" / "mine-smoke.json")["runs"]
+    assert [run["process"] for run in runs] == ["swing", "swung"]
+    assert [run["figures"][0]["process"] for run in runs] == ["swing", "swung"]
+    lines = (here / "results" / "mine-smoke.md").read_text(encoding="utf-8").splitlines()
+    assert [line.split(" | ")[:2] for line in lines[6:8]] == [
+        ["| joint, swing", "2"],
+        ["| channel, swung", "2"],
+    ]
+
+
 def test_trained_here_and_evaluated_there(here: Path, said: Said) -> None:
     """Without what only training needs, three quarters of the files: the same figures."""
     recipe = 'about = "taken along"\n[process]\nprocess = "learned-1"\n[model]\n'
@@ -256,6 +272,57 @@ def test_a_run_that_is_damaged_and_one_that_is_not(here: Path, said: Said) -> No
     assert (first["complete"], second["complete"]) == (False, True)
     assert first["learned"]["of"] == "the last step, not averaged"
     assert second["learned"]["of"] == "the best step, averaged"
+
+
+@pytest.mark.parametrize("what", ["config.json", "metrics.jsonl", "done.json", "figure", "rows"])
+def test_one_file_that_is_damaged(what: str, here: Path, said: Said) -> None:
+    """The other run is done, and what was found before stays."""
+    recipe = 'about = "{}"\n[[evaluate]]\nbound = "discrete"\n'
+    written(here, first=recipe.format("first"), second=recipe.format("second"))
+    folder, result = here / "runs/reproduce-smoke/mine/first", here / "results/mine-smoke.json"
+    assert said("reproduce", "mine", *SMOKE, "--only", "first")[0] == 0
+    (before,) = read(result)["runs"]
+    inside = {"figure": "table/discrete/*.json", "rows": "table/discrete/*/rows-*.npz"}
+    (file,) = (p for p in folder.glob(inside.get(what, what)) if p.name != "settings.json")
+    content = {"done.json": b"5", "metrics.jsonl": b"\xff\xfe"}
+    file.write_bytes(content.get(what, file.read_bytes()[:40]))
+    code, _, err = said("reproduce", "mine", *SMOKE, "--only", "second")
+    assert code == 0, err
+    unread = what in ("config.json", "metrics.jsonl")
+    assert ("first can't be read and is left out" in err) == unread
+    first, second = read(result)["runs"]
+    for run in (first, before):
+        run["figures"][0].pop("against")
+    assert first == before and second["complete"]
+    assert said("reproduce", "mine", *SMOKE)[0] == 0
+    first, second = read(result)["runs"]
+    assert first["figures"][0]["bits_per_dim"] == before["figures"][0]["bits_per_dim"]
+    assert first["complete"] and second["complete"]
+
+
+def test_results_that_would_be_lost(here: Path, said: Said) -> None:
+    """What can't be read is copied first; what is not finished stays where its run is elsewhere."""
+    recipe = 'about = "{}"\n[[evaluate]]\nbound = "discrete"\n[[evaluate]]\nbound = "tweedie"\n'
+    written(here, first=recipe.format("first"), second=recipe.format("second"))
+    result = here / "results" / "mine-smoke.json"
+    assert said("reproduce", "mine", *SMOKE, "--only", "first", "--runs", "here")[0] == 0
+    done = json.loads((here / "here/first/done.json").read_text())
+    (here / "here/first/done.json").write_text(json.dumps(done[:2]))  # as if stopped in between
+    only = ("--only", "first", "--runs", "here", "--through", "train")
+    assert said("reproduce", "mine", *SMOKE, *only)[0] == 0
+    result.unlink()
+    assert said("reproduce", "mine", *SMOKE, *only)[0] == 0
+    (first,) = read(result)["runs"]
+    assert not first["complete"] and len(first["figures"]) == 1
+    only = ("--only", "second", "--runs", "there", "--through", "train")
+    assert said("reproduce", "mine", *SMOKE, *only)[0] == 0
+    assert read(result)["runs"][0] == first and len(read(result)["runs"]) == 2
+    text = "<<<<<<< HEAD\n" + result.read_text()
+    result.write_text(text)
+    code, out, _ = said("reproduce", "mine", *SMOKE, *only)
+    assert code == 0 and "can't be read" in out and "mine-smoke-before.json keeps" in out
+    assert result.with_stem("mine-smoke-before").read_text() == text
+    assert [run["name"] for run in read(result)["runs"]] == ["second"]
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:

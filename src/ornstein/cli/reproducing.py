@@ -22,7 +22,7 @@ from ornstein import viz
 from ornstein.cli.reading import NoHint
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
-from ornstein.reproduce.results import collected, outdated, table, where
+from ornstein.reproduce.results import collected, outdated, table, unreadable, where
 from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, Verb, errands
 from ornstein.training import Interrupted
 from ornstein.training.distribution import device_of
@@ -220,13 +220,17 @@ class Reproduce:
     def _keep_outdated(self, plan: recipe.Plan, todo: list[Errand], console: Console) -> None:
         """A copy of results that can't stay in the table."""
         path = self.out / f"{self._name(plan)}.json"
-        names = outdated(todo, path)
-        if names:
-            kept = _copied(path, path.with_name(f"{path.stem}-before.json"))
-            console.print(
-                f"{path} has runs of recipes that have changed since: {', '.join(names)}. They "
-                f"leave the table; {kept} keeps them."
-            )
+        names, wrong = outdated(todo, path), unreadable(path)
+        if not (names or wrong):
+            return
+        kept = _copied(path, path.with_name(f"{path.stem}-before.json"))
+        said = (
+            f"{path} can't be read ({wrong}). It is written anew; {kept} keeps what it was."
+            if wrong
+            else f"{path} has runs of recipes that have changed since: {', '.join(names)}. They "
+            f"leave the table; {kept} keeps them."
+        )
+        console.print(said, markup=False)
 
     def _save(self, plan: recipe.Plan, todo: list[Errand]) -> dict[str, Any]:
         """What is there by now, as a record and as a table."""

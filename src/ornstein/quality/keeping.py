@@ -29,9 +29,9 @@ class Kept:
         """Refuse a folder that was begun with other settings."""
         before = self.read(SETTINGS, "the settings of a comparison", dict)
         changed = [
-            f"{key}: {before.get(key)!r} there, {value!r} now"
-            for key, value in settings.items()
-            if before is not None and before.get(key) != value
+            f"{key}: {before.get(key)!r} there, {settings.get(key)!r} now"
+            for key in dict.fromkeys([*settings, *(before or {})])
+            if before is not None and before.get(key) != settings.get(key)
         ]
         if changed:
             raise ValueError(

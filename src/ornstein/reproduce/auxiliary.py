@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,11 @@ def of_runs(folders: Iterable[Path]) -> dict[str, Process]:
     for folder in folders:
         if folder.parent.name in SETTINGS or not any(folder.glob("checkpoints/step-*")):
             continue
-        if str(read_run(folder).process).startswith(LEARNED):
-            found[f"{folder.parent.name}, {folder.name}"] = of_run(folder)
+        try:
+            if str(read_run(folder).process).startswith(LEARNED):
+                found[f"{folder.parent.name}, {folder.name}"] = of_run(folder)
+        except (ValueError, OSError) as error:
+            warnings.warn(f"{folder} can't be read and is left out ({error}).", stacklevel=2)
     return found
 
 

@@ -9,6 +9,7 @@ that of the draws; it says nothing of other examples.
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +32,18 @@ class Bits:
 
 
 def read(file: Path) -> Bits | None:
-    """Of the evaluation that this JSON file sums up; None where its rows are elsewhere."""
+    """Of the evaluation that this JSON file sums up; None where its rows are elsewhere.
+
+    Or damaged: the figure itself is in the JSON file.
+    """
     pieces = []
     for path in sorted((file.parent / file.stem).glob("rows-*.npz")):
-        with np.load(path, allow_pickle=False) as arrays:
-            pieces.append({key: arrays[key] for key in ("number", "index", "mark", "samples")})
-            dims = int(arrays["dims"])
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                pieces.append({key: arrays[key] for key in ("number", "index", "mark", "samples")})
+                dims = int(arrays["dims"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            return None
     if not pieces:
         return None
     number, index, mark = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,15 +55,16 @@ def collected(
 ) -> Record:
     """All that is there by now.
 
-    before: an earlier record of this table. A run of it that was finished, with a recipe that is
-    still the same, stays where there is no finished one in the folder of the runs.
+    before: an earlier record of this table. A run of it, with a recipe that is still the same,
+    stays where there is none in the folder of the runs, and a finished one where there is no
+    finished one. A run whose files can't be read is as good as not there.
     """
     older = {run["name"]: run for run in _kept(before)}
     found = []
     for errand in errands:
-        run, known = _run(errand), older.get(errand.name)
-        if known is not None and (run is None or not run["complete"]):
-            run = known if known.get("rests_on") == errand.rests_on() else run
+        run, known = _readable(errand), older.get(errand.name)
+        if known is not None and known.get("rests_on") == errand.rests_on():
+            run = known if run is None or (known["complete"] and not run["complete"]) else run
         if run is not None:
             found.append((errand, run, run is not known))
     runs = [_portable(run, f"{Path.cwd()}{os.sep}") for run in pairing.compared(found)]
@@ -80,8 +82,17 @@ def collected(
 
 def outdated(errands: Sequence[Errand], before: Path) -> list[str]:
     """Runs of an earlier record that will leave it: their recipes, or their bounds, are others."""
-    older = {run["name"]: run.get("rests_on") for run in _kept(before)}
+    older = {run["name"]: run.get("rests_on") for run in _kept(before) if run["figures"]}
     return [e.name for e in errands if e.name in older and older[e.name] != e.rests_on()]
+
+
+def unreadable(path: Path) -> str:
+    """What is wrong with a file of results; nothing where it can be read, or is not there."""
+    try:
+        _kept_in(path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _portable(value: Any, here: str) -> Any:
@@ -94,14 +105,35 @@ def _portable(value: Any, here: str) -> Any:
 
 
 def _kept(path: Path | None) -> list[Record]:
-    """The finished runs of an earlier record; none, where there is none that can be read."""
-    if path is None or not path.is_file():
-        return []
+    """The runs of an earlier record; none, where there is none that can be read."""
     try:
-        runs = json.loads(path.read_text(encoding="utf-8")).get("runs", [])
-    except ValueError:  # it will be written anew
+        return [] if path is None else _kept_in(path)
+    except ValueError:  # it will be written anew: see `unreadable`
         return []
-    return [run for run in runs if run.get("complete")]
+
+
+def _kept_in(path: Path) -> list[Record]:
+    if not path.is_file():
+        return []
+    record = json.loads(path.read_text(encoding="utf-8"))
+    runs = record.get("runs") if isinstance(record, dict) else None
+    needed = {"name", "complete", "figures"}
+    if not (isinstance(runs, list) and all(isinstance(r, dict) and needed <= set(r) for r in runs)):
+        raise ValueError("it is no record of runs")
+    return runs
+
+
+def _readable(errand: Errand) -> Record | None:
+    """One run; None where nothing is there yet, or nothing that can be read."""
+    try:
+        return _run(errand)
+    except (ValueError, OSError) as error:
+        warnings.warn(
+            f"{errand.folder} can't be read and is left out ({error}). Restore it from a copy, or "
+            "move it away: the command then begins it anew.",
+            stacklevel=2,
+        )
+        return None
 
 
 def _run(errand: Errand) -> Record | None:
@@ -123,7 +155,7 @@ def _run(errand: Errand) -> Record | None:
         "rests_on": errand.rests_on(),
         "commands": errand.typed(),
         "parametrisation": run.parametrisation,
-        "process": run.process,
+        "process": _called(errand, run.process),
         "variables": run.n_vars,
         "parameters": _parameters(run),
         "steps": run.steps,
@@ -193,8 +225,14 @@ def _figures(errand: Errand) -> list[Record]:
     for look in errand.looks_done():
         for path in errand.files(look).values():
             record = json.loads(path.read_text(encoding="utf-8"))
-            found.append({"look": look, **{key: record.get(key) for key in FIGURES}})
+            figure = {"look": look, **{key: record.get(key) for key in FIGURES}}
+            found.append({**figure, "process": _called(errand, figure["process"])})
     return found
+
+
+def _called(errand: Errand, process: str | None) -> str | None:
+    """A process by its name; matrices of a recipe's own by that of its file."""
+    return errand.recipe.name.rpartition("/")[2] if process == "own" else process
 
 
 # ---------------------------------------------------------------- tables
@@ -253,8 +291,6 @@ def where(record: Mapping[str, Any]) -> str:
 
 
 def _title(run: Mapping[str, Any], process: str | None, count: int) -> str:
-    if process == "own":  # matrices of a recipe's own, which its file has a name for
-        process = run["recipe"].rpartition("/")[2]
     seed = f", seed {run['seed']}" if run["seed"] else ""
     if run["parametrisation"] == "channel":
         return f"channel, under {process}{seed}" if count > 1 else f"channel, {process}{seed}"
@@ -264,9 +300,9 @@ def _title(run: Mapping[str, Any], process: str | None, count: int) -> str:
 
 def _variables(run: Mapping[str, Any], process: str | None) -> str:
     """K of a process: the run's own, or a preset."""
-    if process in PRESETS:
-        return str(PRESETS[process]().n_vars)
-    return str(run["variables"] or "") if process == run["process"] else ""
+    if process == run["process"]:
+        return str(run["variables"] or "")
+    return str(PRESETS[process]().n_vars) if process in PRESETS else ""
 
 
 def worded(look: str) -> str:

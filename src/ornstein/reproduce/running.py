@@ -96,9 +96,10 @@ class Errand:
         if not path.is_file():
             return []
         try:
-            return list(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError:  # damaged: everything is asked again, which takes no time
-            return []
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        return found if isinstance(found, list) else []  # damaged: all is asked again, in no time
 
     def rests_on(self) -> str:
         """A short word for all of its recipe that its figures rest on, in whatever order."""
@@ -118,9 +119,7 @@ class Errand:
     def files(self, look: str) -> dict[str, Path]:
         """Figures of a look, by the process that was asked for, in the recipe's order."""
         listed = next(one.process for one in self.recipe.evaluate if one.title == look)
-        found = {}
-        for path in self.looks()[look].glob("*.json"):
-            found[json.loads(path.read_text(encoding="utf-8")).get("asked")] = path
+        found = {(_figure(path) or {}).get("asked"): path for path in _jsons(self.looks()[look])}
         return {name: found[name] for name in listed or ("own",) if name in found}
 
     def pictures(self) -> dict[str, Path]:
@@ -146,7 +145,22 @@ class Errand:
 
 
 def _has(folder: Path, count: int) -> bool:
-    return len(list(folder.glob("*.json"))) == count
+    """So many figures, none of them damaged."""
+    found = _jsons(folder)
+    return len(found) == count and all(_figure(path) is not None for path in found)
+
+
+def _jsons(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def _figure(path: Path) -> dict[str, Any] | None:
+    """What is in the file of a figure; None where it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def errands(plan: Plan, setting: Setting) -> list[Errand]:
