@@ -29,7 +29,11 @@ MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "ablation-mnist": ablation.rows,
     "known": known_noise.rows,
     "reading": reading.rows,
-    "rounding": lambda record: [*rounding.rows(record), *rounding.ratios(record)],
+    "rounding": lambda record: [
+        *rounding.rows(record),
+        *rounding.ratios(record),
+        *rounding.times(record),
+    ],
 }
 PICTURES = {
     "mnist": ("mnist-bits.png", "Bits per dimension of MNIST, ours and the paper's"),

@@ -11,7 +11,9 @@ alone. Kernels are exact, data goes through the logit map, Var v₀ = 0.01, the 
 It is the spacing of float32 that counts, twice as large from 2 to 4 as from 1 to 2, so that data
 sets differ: the black pixels of MNIST are at −2.9. How much they differ depends little on the
 constants, which the published figures are silent about; `ratios` compares it with what ALDA's
-published figures are above those of VPSDE.
+published figures are above those of VPSDE, and `matched` finds the truncation at which rounding
+costs just that. Beside it stands the last time at which the paper's kernel given x, in float32, has
+no Cholesky factor.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 from torch import Tensor
 
 import ornstein
-from benchmarks.flaws import in_float32
+from benchmarks.flaws import InFloat32, in_float32
 from ornstein.files import write_text
 from ornstein.process import Process
 from ornstein.provenance import provenance
@@ -36,6 +38,8 @@ from ornstein.training.choices import Data
 
 TIMES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.012, 0.02, 0.05, 0.1)
 LOGIT, V0 = 0.05, 0.01
+WITHIN = (0.004, 0.05)  # times at which rounding costs ALDA more, and less, than any figure
+HALVINGS = 14  # of their distance in log s
 ABOVE = {"mnist": 124.60 - 1.26, "cifar10": 29.43 - 3.20, "imagenet32": 33.08 - 3.70}  # published
 
 
@@ -62,11 +66,36 @@ def cost(process: Process, x: Tensor, s: float, seed: int = 0) -> tuple[float, f
     return bits.mean().item(), bits.std().item() / math.sqrt(len(bits))
 
 
-def looked_at(pixels: Tensor, levels: int, seed: int = 0) -> dict[str, dict[str, list[float]]]:
-    """All processes at all times."""
-    likelihood = ornstein.Tweedie(levels, LOGIT)
+def matched(process: Process, x: Tensor, above: float, seed: int = 0) -> float:
+    """The truncation at which rounding costs so many bits/dim; the earlier, the more it does."""
+    early, late = map(math.log, WITHIN)
+    for _ in range(HALVINGS):
+        middle = (early + late) / 2
+        if cost(process, x, math.exp(middle), seed)[0] > above:
+            early = middle
+        else:
+            late = middle
+    return math.exp((early + late) / 2)
+
+
+def unfactored(process: Process) -> float | None:
+    """The last time at which the kernel given x, in float32, has no factor; None if it always has.
+
+    Of 400 times in each factor of ten, from 10⁻⁴ to 1.
+    """
+    times = torch.logspace(-4, 0, 1601, dtype=torch.float64)
+    failed = times[InFloat32(process).fails(times)]
+    return failed.max().item() if len(failed) else None
+
+
+def dequantised(pixels: Tensor, levels: int, seed: int = 0) -> Tensor:
+    """Pixels as the paper's bound sees them, in float32."""
     u = torch.rand(pixels.shape, generator=torch.Generator().manual_seed(seed))
-    x = likelihood.values(pixels, u, torch.float32)
+    return ornstein.Tweedie(levels, LOGIT).values(pixels, u, torch.float32)
+
+
+def looked_at(x: Tensor, seed: int = 0) -> dict[str, dict[str, list[float]]]:
+    """All processes at all times."""
     return {
         name: {f"{s:g}": list(cost(process, x, s, seed)) for s in TIMES}
         for name, process in processes().items()
@@ -102,6 +131,21 @@ def ratios(record: dict[str, Any]) -> list[str]:
     return ["", *lines]
 
 
+def times(record: dict[str, Any]) -> list[str]:
+    """Markdown: when rounding costs as much as was published."""
+    found = record["matched"]
+    if not found:
+        return []
+    heads = [f"{name}, +{ABOVE[name]:.2f}" for name in found]
+    heads = ["rounding costs what was published at s =", *heads, "no factor in float32 up to s ="]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for name in next(iter(found.values())):
+        cells = [f"{at[name]:.4f}" for at in found.values()]
+        last = record["unfactored"][name]
+        lines.append(f"| {name} | {' | '.join(cells)} | {'' if last is None else f'{last:.4f}'} |")
+    return ["", *lines]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", nargs="+", default=["digits"])
@@ -110,22 +154,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {}
+    alike: dict[str, Any] = {}
+    aldas = {name: process for name, process in processes().items() if name.startswith("alda")}
     for name in options.data:
         data = Data(data=name, data_folder=options.data_folder).load()
         if data.levels is None:
             raise ValueError(f"{name} has no pixels; expected images, such as mnist or cifar10.")
         known = [other for other in ABOVE if Path(name).stem.startswith(other)]
-        found[known[0] if known else Path(name).stem] = looked_at(
-            data.test.x[: options.examples], data.levels
-        )
+        x = dequantised(data.test.x[: options.examples], data.levels)
+        found[known[0] if known else Path(name).stem] = looked_at(x)
+        if known:
+            alike[known[0]] = {n: matched(p, x, ABOVE[known[0]]) for n, p in aldas.items()}
     record = {
         "command": shlex.join(["python", "-m", "benchmarks.rounding", *sys.argv[1:]]),
         "bits_per_dim": found,
+        "matched": alike,
+        "unfactored": {name: unfactored(process) for name, process in aldas.items()},
         "examples": options.examples,
         "seed": 0,
         "provenance": provenance(),
     }
-    print("\n".join([*rows(record), *ratios(record)]))
+    print("\n".join([*rows(record), *ratios(record), *times(record)]))
     if options.out:
         write_text(options.out, json.dumps(record, indent=1) + "\n")
 

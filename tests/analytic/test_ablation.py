@@ -242,6 +242,20 @@ def test_rounding_follows_the_spacing_of_float32() -> None:
     assert 0.1 * one < rounding.cost(process, large, EPSILON)[0] < 10 * one
 
 
+def test_when_rounding_costs_so_much() -> None:
+    """The time that is found has that cost; a longer chain of float32 fails up to a time."""
+    process = rounding.processes()["alda, γ = ξ = 1"]
+    x = rounding.dequantised(torch.randint(256, (8, 1, 8, 8)).byte(), 256)
+    for above in (50.0, 500.0):
+        at = rounding.matched(process, x, above)
+        assert rounding.cost(process, x, at)[0] == pytest.approx(above, rel=0.02)
+    last = rounding.unfactored(process)
+    assert last is not None
+    times = torch.tensor([last, 1.01 * last, 2 * last], dtype=torch.float64)
+    assert InFloat32(process).fails(times).tolist() == [True, False, False]
+    assert rounding.unfactored(rounding.processes()["cld"]) is None
+
+
 def test_rounding_is_nothing_where_noise_is_large_enough() -> None:
     """CLD at s = 0.001 loses hundredths of a bit; ALDA at its noise level, nothing."""
     x = 4 * torch.rand((64, 400), generator=torch.Generator().manual_seed(0)) - 2
