@@ -342,6 +342,22 @@ def rows(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+SHORT = ("none", "time", "kernel", "density")
+
+
+def short(records: dict[str, dict[str, Any]]) -> list[str]:
+    """The suspects alone, on each data set, which the keys name."""
+    heads = ["", *(f"{name}, {what}" for name in records for what in ("its worth", "reported"))]
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    for case in SHORT:
+        cells = [WORDS[case]]
+        for record in records.values():
+            found = record["cases"][case]
+            cells += [_figure(found["sound"]), _figure(found["reported"]["discrete"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _figures(found: dict[str, Any]) -> str:
     """All bounds, and the standard deviation of one draw of the first."""
     one_draw = found["discrete"]["deviation of one draw"]

@@ -322,8 +322,8 @@ def summary() -> str:
     return "\n".join(
         [
             BEGIN,
-            f"Measured ([all figures](docs/benchmarks.md), {gpu['provenance']['gpu']} and one CPU "
-            "thread):",
+            "Measured ([all figures](docs/benchmarks.md), those of CLD on a GPU are "
+            f"[newer](docs/results.md#runtime); {gpu['provenance']['gpu']} and one CPU thread):",
             "",
             "| | |",
             "| --- | --- |",
@@ -343,7 +343,7 @@ def summary() -> str:
             f"{time(fast[learned]['automatic, compiled'])} |",
             "| the same by a matrix exponential, which can't be captured | "
             f"{time(fast[learned]['textbook'])} |",
-            "| automatic / matrix exponential, on a CPU | "
+            "| the same on a CPU, automatic / matrix exponential | "
             f"{slow[learned]['automatic / textbook']:.2f} |",
             *bound_summary(read("bound-h200.json")),
             END,
@@ -409,9 +409,9 @@ def about_speed() -> str:
     return speed_page.filled(text, gpu, cpu, picture, before)
 
 
-def about_results() -> str:
-    """docs/results.md with its figures renewed, from what there is."""
-    text = (ROOT / "docs" / "results.md").read_text()
+def about_results(name: str) -> str:
+    """docs/results.md or experiments.md with its figures renewed, from what there is."""
+    text = (ROOT / "docs" / name).read_text()
     return results_page.filled(text, ROOT / "results")
 
 
@@ -559,7 +559,7 @@ def main() -> None:
         ROOT / "docs" / "solvers.md": about_sampling("solvers.md"),
         ROOT / "docs" / "way-back.md": about_sampling("way-back.md"),
         ROOT / "docs" / "speed.md": about_speed(),
-        ROOT / "docs" / "results.md": about_results(),
+        **{ROOT / "docs" / name: about_results(name) for name in results_page.PAGES},
         ROOT / "README.md": readme(),
     }
     for path, text in pages.items():

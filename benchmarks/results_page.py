@@ -1,4 +1,4 @@
-"""The figures on docs/results.md, and of its tables in the README, from the JSON files in results/.
+"""The figures of docs/results.md and experiments.md, and of the README, from results/*.json.
 
 Places on the page are those of `way_page`: `<!-- figures: NAME -->`. What was not measured says so.
 """
@@ -53,7 +53,10 @@ CURVES = {
     "digits": "the digits",
 }
 REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and their tables
-NAMES = (*TABLES, *SETTINGS, *REPEATS, "efficiency", "samples", "where", "halves", *MEASURES)
+OTHERS = ("efficiency", "samples", "where", "halves", "flaws")
+NAMES = (*TABLES, *SETTINGS, *REPEATS, *OTHERS, *MEASURES)
+FLAWS = {"the digits": "ablation", "MNIST": "ablation-mnist"}
+PAGES = ("results.md", "experiments.md")
 README = ("tables",)
 MISSING = "Not measured yet."
 ENOUGH = 4  # runs of a setting that tell how far one is from the next
@@ -259,7 +262,7 @@ def headlines(found: dict[str, Record]) -> Iterable[str]:
             cells.append(f"{min(bits):.4f} to {max(bits):.4f} ± {error:.4f}")
         machine = run["provenance"].get("gpu") or run["provenance"]["cpu"]
         rows.append([*cells, f"{best:.2f}", f"{run['seconds'] / 60:.1f} min, {machine}"])
-    heads = ["bits/dim", f"under {', '.join(UNDER).upper()}", "by the paper's bound"]
+    heads = ["bits/dim", f"under {', '.join(UNDER).upper()}", "the paper's bound, near no noise"]
     if rows:
         yield from tabled([*heads, "the paper's best", "training"], rows)
 
@@ -329,6 +332,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield from where(pictures)
     elif name == "halves":
         yield from halves(found)
+    elif name == "flaws" and set(FLAWS.values()) <= set(found):
+        yield from ablation.short({data: found[file] for data, file in FLAWS.items()})
     if name in PICTURES and (pictures / PICTURES[name][0]).exists():
         file, text = PICTURES[name]
         yield ""

@@ -6,7 +6,7 @@
 | `subvpsde`, `vesde` | 1 | sub-variance preserving, variance exploding (Song et al. 2021) |
 | `cld` | 2 | Langevin dynamics with any damping (Dockhorn et al. 2022: critical) |
 | `psld` | 2 | noise on both variables (Pandey & Mandt 2023) |
-| `alda`, `malda` | 3 | third-order Langevin (Singhal et al. 2023, after Mou et al. 2021) |
+| `alda`, `malda` | 3 | third-order Langevin (Singhal et al. 2023, after Mou et al. 2019) |
 | `learned` | any | Q, D, and if wanted the rates and the law of v₀, are parameters |
 """
 

@@ -289,15 +289,8 @@ def _copied(path: Path, to: Path) -> Path:
 
 def _drawn(record: dict[str, Any], base: Path) -> list[str]:
     """Pictures of a table, where there are figures: their names."""
-    looks = [figure["look"] for run in record["runs"] for figure in run["figures"]]
-    drawn = []
-    if looks:
-        bars = viz.bound_bars(viz.bars_of(record), record["title"])
-        drawn.append(viz.save(bars, Path(f"{base}-bits.png")))
-    if "discrete" in looks:
-        curves = viz.where_bits(viz.evaluations_of(record, "discrete"))
-        drawn.append(viz.save(curves, Path(f"{base}-where.png")))
-    return [path.name for path in drawn]
+    drawn = viz.pictures_of(record).items()
+    return [viz.save(figure, Path(f"{base}-{what}.png")).name for what, figure in drawn]
 
 
 def _said(errand: Errand, word: str) -> str:

@@ -10,7 +10,14 @@ from ornstein.viz.gallery import gallery
 from ornstein.viz.html import Section, Table, measured
 from ornstein.viz.images import grid, picture, save_image, scatter
 from ornstein.viz.page import page
-from ornstein.viz.paper import auxiliary_used, bars_of, bound_bars, evaluations_of, where_bits
+from ornstein.viz.paper import (
+    auxiliary_used,
+    bars_of,
+    bound_bars,
+    evaluations_of,
+    pictures_of,
+    where_bits,
+)
 from ornstein.viz.report import report
 from ornstein.viz.solvers import solvers
 from ornstein.viz.style import save
@@ -35,6 +42,7 @@ __all__ = [
     "page",
     "parts",
     "picture",
+    "pictures_of",
     "report",
     "save",
     "save_image",

@@ -32,7 +32,7 @@ def bits(evaluations: Mapping[str, Evaluation], title: str = "") -> Figure:
 
 
 def _curves(axes: Axes, evaluations: Mapping[str, Evaluation]) -> None:
-    style.dress(axes, "Denoising error over time", "bits/dim per unit of log SNR", SIZE)
+    style.dress(axes, "Denoising error over log SNR", "bits/dim per unit of log SNR", SIZE)
     lines, ends = [], []
     for i, (name, evaluation) in enumerate(evaluations.items()):
         curve = evaluation.curve

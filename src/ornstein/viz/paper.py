@@ -66,6 +66,17 @@ def where_bits(records: Mapping[str, Record], title: str = "") -> Figure:
     return figure
 
 
+def pictures_of(record: Record) -> dict[str, Figure]:
+    """The pictures of a table, by what is in them; none where it has no figures yet."""
+    looks = [figure["look"] for run in record["runs"] for figure in run["figures"]]
+    found = {}
+    if looks:
+        found["bits"] = bound_bars(bars_of(record), record["title"])
+    if "discrete" in looks:
+        found["where"] = where_bits(evaluations_of(record, "discrete"))
+    return found
+
+
 def evaluations_of(record: Record, look: str | None = None) -> dict[str, Record]:
     """The evaluations in the record of a table, by name; of one look, by default the first."""
     looks = [figure["look"] for run in record["runs"] for figure in run["figures"]]
@@ -82,15 +93,18 @@ def evaluations_of(record: Record, look: str | None = None) -> dict[str, Record]
 
 
 def _lines(found: Mapping[str, Evaluation], colours: Mapping[str, str]) -> list[Line]:
-    """One for each evaluation, at the middles of its bins, under the name of its process."""
+    """One for each evaluation, at the middles of its bins; runs of one process are told apart."""
     processes, lines = [one.process for one in found.values()], []
     for i, (name, one) in enumerate(found.items()):
-        name = name if processes.count(one.process) > 1 or not one.process else one.process
+        name = name.removeprefix(f"{one.parametrisation}, ")  # which the panel says
+        again = one.process in processes[:i]
         edges = one.curve.logsnr.numpy()
         height = one.curve.bits.numpy() / np.diff(edges)
         middle = (edges[1:] + edges[:-1]) / 2
         dash: style.Dash = style.SOLID
-        if one.parametrisation == "channel" and len(found) > 1:
+        if again:  # by another seed, say
+            dash = (0, (1.2, 1.2))
+        elif one.parametrisation == "channel" and len(found) > 1:
             dash = (round(DASH * i), (DASH, DASH * (len(found) - 1)))
         lines.append(Line(middle, height, name, colours[one.process], dash, 2.2))
     return lines
@@ -171,6 +185,7 @@ def auxiliary_used(record: Record, title: str = "") -> Figure:
         about += [f"they {word} nothing: {', '.join(idle)}"] if idle else []
     if little:
         about.append(f"next to nothing, less than {LITTLE:.0%} of the most: {'; '.join(little)}")
+    about.append(f"shares end where all of y knows less than {GONE:g} nats")
     lines = textwrap.wrap(".  ".join(part[0].upper() + part[1:] for part in about), 150)
     high = 4.6 + 0.2 * len(lines)
     figure = style.blank(12.0, high)
