@@ -21,7 +21,12 @@ from ornstein.reproduce import auxiliary, pairing, results, runtime
 
 Record = dict[str, Any]
 TABLES = ("mnist", "paper", "starts", "told", "cifar10", "tinyimagenet32", "digits", "answers")
-SETTINGS = ("tuning", "damping", "paper-digits")  # tables of settings, several seeds each
+SETTINGS = (
+    "tuning",
+    "damping",
+    "paper-digits",
+    "paper-short",
+)  # tables of settings, several seeds each
 MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
     "runtime": runtime.rows,
     "auxiliary": auxiliary.rows,

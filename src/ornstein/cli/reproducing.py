@@ -33,7 +33,8 @@ HELP = """Rebuild a table of the paper: train all of its models, evaluate them, 
 tables:
   mnist           bits/dim of MNIST, one channel model and six joint ones
   paper           joint models of MNIST by the paper's own bound
-  paper-digits    the same on the digits, for a CPU, with three seeds
+  paper-short     the same in a short training, for a CPU
+  paper-digits    the same on the digits, for a CPU, with five seeds
   starts          learned processes of MNIST that start from CLD and from ALDA
   told            joint models of MNIST that are told what noise is known
   cifar10         bits/dim of CIFAR-10, and samples
