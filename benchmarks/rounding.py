@@ -11,9 +11,9 @@ alone. Kernels are exact, data goes through the logit map, Var v₀ = 0.01, the 
 It is the spacing of float32 that counts, twice as large from 2 to 4 as from 1 to 2, so that data
 sets differ: the black pixels of MNIST are at −2.9. How much they differ depends little on the
 constants, which the published figures are silent about; `ratios` compares it with what ALDA's
-published figures are above those of VPSDE, and `matched` finds the truncation at which rounding
-costs just that. Beside it stands the last time at which the paper's kernel given x, in float32, has
-no Cholesky factor.
+published figures are above those of VPSDE, and `matched` finds between which truncations rounding
+costs just that: more than one, since the cost falls with time in jumps that go up as well. Beside
+it stands the last time at which the paper's kernel given x, in float32, has no Cholesky factor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ornstein.training.choices import Data
 TIMES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.012, 0.02, 0.05, 0.1)
 LOGIT, V0 = 0.05, 0.01
 WITHIN = (0.004, 0.05)  # times at which rounding costs ALDA more, and less, than any figure
-HALVINGS = 14  # of their distance in log s
+STEPS = 400  # of the logarithm between them; jumps are no wider than a few of these
 ABOVE = {"mnist": 124.60 - 1.26, "cifar10": 29.43 - 3.20, "imagenet32": 33.08 - 3.70}  # published
 
 
@@ -66,16 +66,15 @@ def cost(process: Process, x: Tensor, s: float, seed: int = 0) -> tuple[float, f
     return bits.mean().item(), bits.std().item() / math.sqrt(len(bits))
 
 
-def matched(process: Process, x: Tensor, above: float, seed: int = 0) -> float:
-    """The truncation at which rounding costs so many bits/dim; the earlier, the more it does."""
-    early, late = map(math.log, WITHIN)
-    for _ in range(HALVINGS):
-        middle = (early + late) / 2
-        if cost(process, x, math.exp(middle), seed)[0] > above:
-            early = middle
-        else:
-            late = middle
-    return math.exp((early + late) / 2)
+def matched(process: Process, x: Tensor, above: float, seed: int = 0) -> tuple[float, float]:
+    """The first truncation at which rounding costs less than this, and the last at which more.
+
+    They are one only if the cost falls steadily. Found among STEPS that are even in log s.
+    """
+    early, late = map(math.log10, WITHIN)
+    times = torch.logspace(early, late, STEPS, dtype=torch.float64)
+    more = torch.tensor([cost(process, x, s, seed)[0] > above for s in times.tolist()])
+    return times[~more].min().item(), times[more].max().item()
 
 
 def unfactored(process: Process) -> float | None:
@@ -132,7 +131,7 @@ def ratios(record: dict[str, Any]) -> list[str]:
 
 
 def times(record: dict[str, Any]) -> list[str]:
-    """Markdown: when rounding costs as much as was published."""
+    """Markdown: between which truncations rounding costs as much as was published."""
     found = record["matched"]
     if not found:
         return []
@@ -140,7 +139,7 @@ def times(record: dict[str, Any]) -> list[str]:
     heads = ["rounding costs what was published at s =", *heads, "no factor in float32 up to s ="]
     lines = ["| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
     for name in next(iter(found.values())):
-        cells = [f"{at[name]:.4f}" for at in found.values()]
+        cells = [" to ".join(f"{s:.4f}" for s in at[name]) for at in found.values()]
         last = record["unfactored"][name]
         lines.append(f"| {name} | {' | '.join(cells)} | {'' if last is None else f'{last:.4f}'} |")
     return ["", *lines]
@@ -164,7 +163,7 @@ def main() -> None:
         x = dequantised(data.test.x[: options.examples], data.levels)
         found[known[0] if known else Path(name).stem] = looked_at(x)
         if known:
-            alike[known[0]] = {n: matched(p, x, ABOVE[known[0]]) for n, p in aldas.items()}
+            alike[known[0]] = {n: list(matched(p, x, ABOVE[known[0]])) for n, p in aldas.items()}
     record = {
         "command": shlex.join(["python", "-m", "benchmarks.rounding", *sys.argv[1:]]),
         "bits_per_dim": found,

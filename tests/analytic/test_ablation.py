@@ -243,16 +243,20 @@ def test_rounding_follows_the_spacing_of_float32() -> None:
 
 
 def test_when_rounding_costs_so_much() -> None:
-    """The time that is found has that cost; a longer chain of float32 fails up to a time."""
+    """Before the times that are found all cost more, after them less; float32 fails up to one."""
     process = rounding.processes()["alda, γ = ξ = 1"]
     pixels = torch.randint(256, (64, 1, 8, 8), generator=torch.Generator().manual_seed(0))
     x = rounding.dequantised(pixels.byte(), 256)
     for above in (50.0, 500.0):  # costs fall like s⁻⁸, in jumps
-        at = rounding.matched(process, x, above)
-        costs = [rounding.cost(process, x, part * at)[0] for part in (0.95, 1.05)]
-        assert costs[0] > above > costs[1] > above / 3
-    last = rounding.unfactored(process)
-    assert last is not None
+        first, last = rounding.matched(process, x, above)
+        assert first < 1.1 * last and last < 1.25 * first
+        early, late = 0.9 * min(first, last), 1.1 * max(first, last)
+        for s in torch.linspace(0.8 * early, early, 9).tolist():
+            assert rounding.cost(process, x, s)[0] > above
+        for s in torch.linspace(late, 1.2 * late, 9).tolist():
+            assert rounding.cost(process, x, s)[0] < above
+    last = rounding.unfactored(process) or 0.0
+    assert last > 0
     times = torch.tensor([last, 1.01 * last, 2 * last], dtype=torch.float64)
     assert InFloat32(process).fails(times).tolist() == [True, False, False]
     assert rounding.unfactored(rounding.processes()["cld"]) is None
