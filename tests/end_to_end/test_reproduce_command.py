@@ -206,6 +206,12 @@ def test_trained_here_and_evaluated_there(here: Path, said: Said) -> None:
     # nothing waits for another command once all is done
     code, out, _ = said("reproduce", "mine", *SMOKE, "--runs", "first", "--through", "train")
     assert code == 0 and "the rest waits" not in out and read(result)["complete"]
+    # where the weights are gone, the matrices that were learned stay as they were
+    learned = read(result)["runs"][0]["learned"]
+    assert learned["of"] == "the best step, averaged"
+    shutil.rmtree(here / "second" / "one" / "checkpoints")
+    assert said("reproduce", "mine", *SMOKE, "--runs", "second")[0] == 0
+    assert read(result)["runs"][0]["learned"] == learned
     # a picture that is gone is drawn again, and the figure is not found again
     pictures[0].unlink()
     before, written_log = read(result)["runs"], log.read_text()
@@ -323,6 +329,22 @@ def test_results_that_would_be_lost(here: Path, said: Said) -> None:
     assert code == 0 and "can't be read" in out and "mine-smoke-before.json keeps" in out
     assert result.with_stem("mine-smoke-before").read_text() == text
     assert [run["name"] for run in read(result)["runs"]] == ["second"]
+
+
+def test_what_is_trained_anew_does_not_replace_figures(here: Path, said: Said) -> None:
+    """Of two copies of a run that are not finished, the one with more figures is in the table."""
+    looks = '[[evaluate]]\nbound = "discrete"\n[[evaluate]]\nbound = "tweedie"\n'
+    written(here, mine=f'about = "mine"\n{looks}')
+    result = here / "results" / "mine-smoke.json"
+    assert said("reproduce", "mine", *SMOKE, "--runs", "here")[0] == 0
+    done = json.loads((here / "here/mine/done.json").read_text())
+    (here / "here/mine/done.json").write_text(json.dumps(done[:2]))  # as if stopped in between
+    result.unlink()
+    for folder, figures in (("here", 1), ("there", 1)):  # there it is only trained
+        code = said("reproduce", "mine", *SMOKE, "--runs", folder, "--through", "train")[0]
+        assert code == 0
+        (run,) = read(result)["runs"]
+        assert (run["complete"], len(run["figures"])) == (False, figures)
 
 
 def test_a_run_that_fails_and_one_that_does_not(here: Path, said: Said) -> None:

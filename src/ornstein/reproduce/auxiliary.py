@@ -32,7 +32,7 @@ from ornstein.parts import described, rebuilt
 from ornstein.process import Process
 from ornstein.processes import PRESETS
 from ornstein.provenance import provenance
-from ornstein.reproduce.results import row
+from ornstein.reproduce.results import AVERAGED, row
 from ornstein.schedules import Constant
 from ornstein.training.opening import open_model
 from ornstein.training.reading import read_run
@@ -118,7 +118,7 @@ def of_results(file: Path) -> dict[str, Process]:
         return {}
     found: dict[str, Process] = {}
     for run in record.get("runs", []):
-        if run["complete"] and run["learned"]:
+        if run["complete"] and run["learned"] and run["learned"]["of"] == AVERAGED:
             known = {key: described(Fixed(_matrix(run["learned"][key]))) for key in ("Q", "D")}
             process = rebuilt({**run["model"]["process"], **known}, "the process", Diffusion)
             if not process.learned:

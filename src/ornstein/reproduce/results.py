@@ -28,6 +28,7 @@ from ornstein.training.opening import open_model
 from ornstein.training.reading import MODEL, RunSummary, read_run
 
 Record = dict[str, Any]
+AVERAGED = "the best step, averaged"  # what the matrices of a run are of, where they are told
 FIGURES = (
     "asked",
     "bits_per_dim",
@@ -56,15 +57,16 @@ def collected(
     """All that is there by now.
 
     before: an earlier record of this table. A run of it, with a recipe that is still the same,
-    stays where there is none in the folder of the runs, and a finished one where there is no
-    finished one. A run whose files can't be read is as good as not there.
+    stays where the folder of the runs has less of it. A run whose files can't be read is as good as
+    not there.
     """
-    older = {run["name"]: run for run in _kept(before)}
+    fresh = [_readable(errand) for errand in errands]
+    older = {run["name"]: run for run in _kept(before)}  # last: another command may write it, too
     found = []
-    for errand in errands:
-        run, known = _readable(errand), older.get(errand.name)
+    for errand, run in zip(errands, fresh, strict=True):
+        known = older.get(errand.name)
         if known is not None and known.get("rests_on") == errand.rests_on():
-            run = known if run is None or (known["complete"] and not run["complete"]) else run
+            run = known if run is None or _worth(known) > _worth(run) else run
         if run is not None:
             found.append((errand, run, run is not known))
     runs = [_portable(run, f"{Path.cwd()}{os.sep}") for run in pairing.compared(found)]
@@ -78,6 +80,12 @@ def collected(
         "runs": runs,
         "provenance": provenance(),
     }
+
+
+def _worth(run: Record) -> tuple[bool, int, bool]:
+    """What a run has, first what would be missed most."""
+    averaged = (run.get("learned") or {}).get("of") == AVERAGED
+    return run["complete"], len(run["figures"]), run["complete"] and averaged
 
 
 def outdated(errands: Sequence[Errand], before: Path) -> list[str]:
@@ -216,7 +224,7 @@ def _learned(run: RunSummary, trained: bool) -> Record | None:
     except (ValueError, OSError):  # damaged, or half copied: its own command says so
         return last
     with torch.no_grad():
-        return {"Q": process.Q.tolist(), "D": process.D.tolist(), "of": "the best step, averaged"}
+        return {"Q": process.Q.tolist(), "D": process.D.tolist(), "of": AVERAGED}
 
 
 def _figures(errand: Errand) -> list[Record]:
