@@ -215,8 +215,9 @@ class Diffusion(Process):
         """Where Q and D are both learned, multiply both by `restraint()`, or by what is given.
 
         On one clock that is the same process, slower. As y_T has next to nothing of y₀ afterwards,
-        the slower clock is next to no worse, and nothing else would keep Q and D from growing until
-        the process is too stiff to be solved. Where the two rates differ it is another process.
+        a bound that begins at a noise level is next to no worse by it; one that begins at a fixed
+        time begins with less noise. Nothing else would keep Q and D from growing until the process
+        is too stiff to be solved. Where the two rates differ it is another process.
         """
         raw = self._raw()
         if raw is None:

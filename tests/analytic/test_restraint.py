@@ -203,6 +203,23 @@ def test_one_that_can_still_be_solved_goes_on() -> None:
         process.replan()
 
 
+def test_what_nobody_could_open_is_not_kept(tmp_path: Path) -> None:
+    """It is trained on with the panels it has, and ends where it is to be saved or looked at."""
+    for look in (replace(QUIET, save_every=4), replace(QUIET, valid_every=4, save_every=2)):
+        folder = tmp_path / str(look.save_every)
+        options = replace(training(9), watch=look)
+        with pytest.raises(Diverged) as caught:
+            for step in fit(model(uneven(0.6, 400.0)), examples(), options, folder=folder):
+                if step.number == 3:
+                    with torch.no_grad():
+                        for process in (step.model.process, step.averaged.process):
+                            process.make_D.raw.copy_(torch.tensor([0.6, 430.0]).sqrt())
+        text = str(caught.value)
+        assert text.startswith("step 4: ") and "too stiff" in text
+        last = "is that of step 2." if look.valid_every else "There is no checkpoint yet."
+        assert text.endswith(last)
+
+
 def test_what_can_not_be_copied_is_left_alone() -> None:
     """Held for gradients, as inside a step; released, it is slowed down."""
     process = hurried(ornstein.learned(1), 1000.0)

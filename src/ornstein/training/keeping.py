@@ -100,7 +100,7 @@ class Keeper:
             figures = {**best, "split": "validation", "bound": self.model.likelihood.name}
         path = self.checkpoints.save(
             state.step,
-            state.average.settle(),
+            self.settled(state),
             state.tensors(),
             state.record(),
             None if best is None else best["step"],
@@ -129,6 +129,13 @@ class Keeper:
         """Save what is good and not saved yet."""
         if self.run is not None and state.saved != state.step and state.first_bad() is None:
             self.save(state)
+
+    def settled(self, state: State) -> ScoreModel:
+        """The averaged model, ready to be used; one that nobody could use again is not kept."""
+        try:
+            return state.average.settle()
+        except ValueError as error:  # a process that is too stiff to be planned anew
+            raise Diverged(f"step {state.step}: {error}{self.last_good()}") from error
 
     def last_good(self) -> str:
         """What is left of a run whose numbers went bad."""

@@ -95,7 +95,7 @@ class Watcher:
     def _validate(self, done: int) -> Evaluation:
         watch = self.training.watch
         found = evaluate(
-            self.average.settle(),
+            self.keeper.settled(self.state),
             self.data.valid.x[: watch.valid_examples],
             draws=watch.valid_draws,
             batch_size=max(256, self.training.batch),
