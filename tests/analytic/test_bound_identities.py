@@ -43,6 +43,7 @@ from ornstein import (
     score_matching,
 )
 from ornstein.draws import SPREADS, Draws, Spread
+from ornstein.score import KnownNoise
 from ornstein.times import Span
 from ornstein.truncation import Truncation
 from tests.analytic.test_bound_gaussian import (
@@ -95,6 +96,7 @@ def small_model(
     likelihood: Likelihood | None = None,
     precondition: bool = True,
     dims: int = 2,
+    known_noise: KnownNoise = "guessed",
 ) -> ScoreModel:
     """A random network of two-dimensional data."""
     size = dims * (process.n_vars if parametrisation == "joint" else 1)
@@ -107,6 +109,7 @@ def small_model(
         data_std=0.8,
         truncation=NoiseLevel(0.05) if truncation is None else truncation,
         precondition=precondition,
+        known_noise=known_noise,
     )
 
 
@@ -386,6 +389,16 @@ class Case:
     truncation: Truncation
     likelihood: Likelihood
     parametrisation: str = "joint"
+    known_noise: KnownNoise = "guessed"
+
+    def model(self, process: Process) -> ScoreModel:
+        return small_model(
+            process,
+            self.parametrisation,
+            self.truncation,
+            self.likelihood,
+            known_noise=self.known_noise,
+        )
 
 
 def of(loss: Callable[..., object], **options: object) -> Callable[..., Tensor]:
@@ -412,6 +425,14 @@ CASES: dict[str, Case] = {
     "elbo-tweedie-level": Case(of(elbo, times=EvenInLog()), LEVEL, Tweedie(16, logit=0.05)),
     "elbo-tweedie-time": Case(of(elbo, times=Uniform()), TIME, Tweedie(None)),
     "elbo-state-level": Case(of(elbo, times=EvenInLog(), given="state"), LEVEL, Continuous()),
+    "told-elbo-level": Case(of(elbo, times=EvenInLog()), LEVEL, Discrete(16), known_noise="told"),
+    "told-elbo-tweedie-time": Case(
+        of(elbo, times=Uniform()), TIME, Tweedie(None), known_noise="told"
+    ),
+    "told-elbo-state-time": Case(
+        of(elbo, times=Uniform(), given="state"), TIME, Continuous(), known_noise="told"
+    ),
+    "told-mism-level": Case(of(mism, times=EvenInLog()), LEVEL, Continuous(), known_noise="told"),
     "mism-level": Case(of(mism, times=EvenInLog()), LEVEL, Continuous()),
     "mism-time": Case(of(mism, times=Uniform(), divergence="rademacher"), TIME, Discrete(16)),
     "matching-level": Case(of(score_matching, times=EvenInLog()), LEVEL, Continuous()),
@@ -496,7 +517,7 @@ def test_gradient_in_the_process(kind: str, case: str) -> None:
     even in log s. In log SNR the places move with its two ends.
     """
     this, process = CASES[case], LEARNED[kind]()
-    model = small_model(process, this.parametrisation, this.truncation, this.likelihood)
+    model = this.model(process)
     x = batch_for(this.likelihood)
     random = Counted(5, torch.arange(len(x)))
     parameters = list(process.named_parameters())
@@ -512,6 +533,8 @@ def test_gradient_in_the_process(kind: str, case: str) -> None:
         "mism-level",
         "matching-time",
         "noise-level",
+        "told-elbo-level",
+        "told-elbo-tweedie-time",
         "channel-elbo-logsnr-level",
         "channel-mism-logsnr-time",
         "channel-elbo-level",
@@ -520,7 +543,7 @@ def test_gradient_in_the_process(kind: str, case: str) -> None:
 def test_gradient_in_the_network(case: str) -> None:
     """With a fixed process, to the same 1e-5."""
     this = CASES[case]
-    model = small_model(made("cld"), this.parametrisation, this.truncation, this.likelihood)
+    model = this.model(made("cld"))
     x = batch_for(this.likelihood)
     random = Counted(5, torch.arange(len(x)))
     parameters = list(model.network.named_parameters())
