@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, isnan, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def of_table(record: Record) -> Iterable[str]:
 def heading(record: Record) -> str:
     """What a table is of, and the command that makes it."""
     # of the whole, whose parts may have been done in turn
-    command = re.sub(r" --only( (?!--)\S+)+", "", record["command"])
+    command = re.sub(r" --(only|through)( (?!--)\S+)+", "", record["command"])
     return f"{record['title']}. {record['about']} `{command}`"
 
 
@@ -142,10 +142,13 @@ def grouped(runs: Iterable[Record], look: str) -> list[Group]:
 
 
 def chance(groups: Iterable[Group]) -> float:
-    """The standard deviation of one run about the mean of its recipe, of all groups together."""
+    """The standard deviation of one run about the mean of its recipe, of all groups together.
+
+    NaN where no recipe was run twice yet.
+    """
     several = [group for group in groups if len(group.bits) > 1]
     squares = sum((b - group.mean) ** 2 for group in several for b in group.bits)
-    return sqrt(squares / sum(len(group.bits) - 1 for group in several))
+    return sqrt(squares / sum(len(group.bits) - 1 for group in several)) if several else nan
 
 
 def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
@@ -176,7 +179,10 @@ def settings(record: Record) -> Iterable[str]:
 
     Errors are by each setting's own runs where all have enough of them, else by all together.
     """
-    (look,) = {figure["look"] for run in record["runs"] for figure in run["figures"]}
+    looks = {figure["look"] for run in record["runs"] for figure in run["figures"]}
+    if not looks:  # nothing is evaluated yet
+        return
+    (look,) = looks
     groups = grouped(record["runs"], look)
     own = all(len(group.bits) >= ENOUGH for group in groups)
     ones = [chance([group] if own else groups) for group in groups]
@@ -185,7 +191,10 @@ def settings(record: Record) -> Iterable[str]:
     rows = []
     for group, one in zip(groups, ones, strict=True):
         error = sqrt(one**2 / len(group.bits) + ones[0] ** 2 / len(first.bits))
-        minus = {"difference": group.mean - first.mean, "standard_error": error}
+        minus = {
+            "difference": group.mean - first.mean,
+            "standard_error": None if isnan(error) else error,
+        }
         cells = [group.runs[0]["about"], str(group.runs[0]["variables"]), *group.shown]
         cells += [f"{group.prior:.4f}"] if apart else []
         rows.append([*cells, "" if group is first else pairing.shown(minus)])
@@ -202,11 +211,16 @@ def settings(record: Record) -> Iterable[str]:
         if own
         else f"of all of these together, is {ones[0]:.4f}; errors in the last column are by it"
     )
+    by_chance = (
+        f"The standard deviation of one run about the mean of its setting{' ' if own else ', '}"
+        f"{deviation}. Not in them is"
+    )
+    unknown = "What chance in training does can't be said of single runs. Not in the figures is"
     yield (
-        f"All on the same {figures[0]['examples']} examples. The standard deviation of one run "
-        f"about the mean of its setting{' ' if own else ', '}{deviation}. Not in them is the error "
-        f"of the draws, which all seeds of a setting share: up to {drawn:.4f} in a figure, and in "
-        "a difference the less, the more alike the processes are."
+        f"All on the same {figures[0]['examples']} examples. "
+        f"{unknown if isnan(ones[0]) else by_chance} the error of the draws, which all seeds of a "
+        f"setting share: up to {drawn:.4f} in a figure, and in a difference the less, the more "
+        "alike the processes are."
     )
     yield ""
     yield f"({results.where(record)})"

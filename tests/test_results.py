@@ -134,6 +134,12 @@ def test_settings_beside_the_first() -> None:
     assert "same 5 examples" in lines[8] and "all of these together, is 0.1155;" in lines[8]
     assert "up to 0.0300 in a figure" in lines[8]
 
+    # while it is made: nothing, then single runs, of which no deviation is known
+    assert list(results_page.settings({**record, "runs": [under_way]})) == []
+    lines = list(results_page.settings({**record, "runs": [record["runs"][i] for i in (0, 2)]}))
+    assert lines[5].endswith("| 2.1000 | 2.1000 | +1.1000 |")
+    assert "can't be said of single runs. Not in the figures is the error" in lines[7]
+
     # enough runs of each: √(0.1²/4 + 0.2²/4), and prior parts that differ
     runs = [("a", x) for x in (1.0, 1.1, 1.2, 1.1)] + [("b", x) for x in (2.0, 2.2, 2.4, 2.2)]
     record["runs"] = [run(a, b, i, 0.1 if a == "b" else 0.0) for i, (a, b) in enumerate(runs)]
@@ -225,6 +231,7 @@ def test_a_table_that_is_not_finished() -> None:
     [
         ("o r t --only a b --device cpu", "o r t --device cpu"),
         ("o r t --jobs 2 --only a", "o r t --jobs 2"),
+        ("o r t --through train --only a b --jobs 2", "o r t --jobs 2"),
         ("o r t", "o r t"),
     ],
 )
