@@ -67,14 +67,21 @@ def cost(process: Process, x: Tensor, s: float, seed: int = 0) -> tuple[float, f
 
 
 def matched(process: Process, x: Tensor, above: float, seed: int = 0) -> tuple[float, float]:
-    """The first truncation at which rounding costs less than this, and the last at which more.
+    """The first and the last truncation at which the cost of rounding crosses this.
 
-    They are one only if the cost falls steadily. Found among STEPS that are even in log s.
+    Next to each other if the cost falls steadily. Found among STEPS that are even in log s.
     """
     early, late = map(math.log10, WITHIN)
     times = torch.logspace(early, late, STEPS, dtype=torch.float64)
     more = torch.tensor([cost(process, x, s, seed)[0] > above for s in times.tolist()])
-    return times[~more].min().item(), times[more].max().item()
+    if bool(more.all()) or not bool(more.any()):
+        raise ValueError(
+            f"rounding costs {process.name!r} {'more' if bool(more[0]) else 'less'} than {above:g} "
+            f"bits/dim at all times from {WITHIN[0]:g} to {WITHIN[1]:g}; expected a crossing. "
+            "Widen WITHIN, or ask for another cost."
+        )
+    first, last = sorted((times[~more].min().item(), times[more].max().item()))
+    return first, last
 
 
 def unfactored(process: Process) -> float | None:
