@@ -311,6 +311,17 @@ class ScoreModel(nn.Module):
         write = functools.partial(sharing.write, model=self, description=self.describe(), **about)
         return sharing.push(name, write, private)
 
+    def choices(self) -> Record:
+        """What a joint model sees and guesses, where it is not the usual: of folders of figures.
+
+        What is usual goes without saying there, since there are folders from before one could
+        choose.
+        """
+        found: Record = {"known_noise": "told"} if self.known_noise == "told" else {}
+        if self.parametrisation == "joint" and self.features and self.features_of == "z":
+            found["features_of"] = "z"
+        return found
+
     def describe(self) -> Record:
         """What the model is, for JSON; code of the user's own is named, with kind None."""
         two_kinds = self.parametrisation == "joint" and self.features  # of features

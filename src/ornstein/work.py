@@ -195,12 +195,7 @@ class Work:
             "seed": self.seed,
             "draws": self.draws,
             "limit": source.limit,
-            **({"known_noise": "told"} if self.model.known_noise == "told" else {}),
-            **(
-                {"features_of": "z"}
-                if joint and self.model.features and self.model.features_of == "z"
-                else {}
-            ),
+            **self.model.choices(),
             # rows from before joint models were read in the metric of their bound are others'
             **({"decoder": "read"} if joint and isinstance(self.likelihood, Continuous) else {}),
         }

@@ -328,7 +328,6 @@ class Work:
         """What must not change when a comparison goes on."""
         model = self.model
         features = usual_features(self.data) if self.features is None else self.features
-        joint = model.parametrisation == "joint"
         return {
             "format": FORMAT,
             "model": fingerprint(model),
@@ -345,12 +344,7 @@ class Work:
             "directions": DIRECTIONS,
             "n": self.n,
             "seed": self.seed,
-            **({"known_noise": "told"} if model.known_noise == "told" else {}),
-            **(
-                {"features_of": "z"}
-                if joint and model.features and model.features_of == "z"
-                else {}
-            ),
+            **model.choices(),
         }
 
     @property

@@ -203,6 +203,7 @@ def _rule(one: Bits | Grid) -> str:
 
 
 #: options that came later, as they were before there was a choice: runs from then are still theirs
+#: (training/run.py, `complete`, says the same of the options that a run was begun with)
 LATER = {("model", "known_noise"): "guessed"}
 
 
