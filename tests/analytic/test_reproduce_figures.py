@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 import ornstein
@@ -22,7 +24,8 @@ from ornstein.evaluation import with_error
 from ornstein.networks import UNet
 from ornstein.reproduce import auxiliary as appendix
 from ornstein.reproduce import runtime as times
-from ornstein.viz import paper
+from ornstein.viz import paper, style
+from ornstein.viz.turns import take_turns
 from tests.conformance.zoo import moved
 
 F64 = torch.float64
@@ -330,6 +333,8 @@ def written(figure: Figure) -> list[tuple[str, Any]]:
 def check_clear(figure: Figure) -> None:
     """No word leaves the page, and no two lie on each other."""
     words = written(figure)
+    for legend in figure.legends:
+        words += [(t.get_text(), t.get_window_extent()) for t in legend.get_texts()]
     for i, (text, box) in enumerate(words):
         inside = figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
         assert inside and figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text
@@ -359,7 +364,8 @@ def test_where_the_bits_are(evaluations: dict[str, dict[str, Any]], bound: str) 
         axes = panel(figure, f"Denoising error, {kind}")
         shown = [record for name, record in records.items() if name.startswith(kind)]
         assert sorted(labels(axes)) == ["cld", "vpsde"]
-        assert len(axes.lines) == len(axes.collections) == 2  # and as many bands
+        bands = [one for one in axes.collections if isinstance(one, PolyCollection)]
+        assert len(axes.lines) == len(bands) == 2
         for line, record in zip(axes.lines, shown, strict=True):
             edges = np.array(record["curve"]["logsnr"])
             heights = np.asarray(line.get_ydata())
@@ -385,9 +391,147 @@ def test_channel_models_coincide(evaluations: dict[str, dict[str, Any]]) -> None
     spread = math.hypot(a["draw_error"], b["draw_error"])
     assert abs(a["bits_per_dim"] - b["bits_per_dim"]) < 4 * spread
     figure = paper.where_bits(of_bound(evaluations, "discrete"))
-    first, second = panel(figure, "channel").lines
-    assert first.is_dashed() and second.is_dashed()  # both are seen
-    assert not any(line.is_dashed() for line in panel(figure, "joint").lines)
+    axes = panel(figure, "channel")
+    first, second = (shown_alone(axes, str(line.get_color())) for line in axes.lines)
+    assert 0.8 < first / second < 1.25  # each is on top along half of the way
+
+
+def shown_alone(axes: Axes, colour: str) -> float:
+    """Pixels along which pieces of this colour lie on the other lines."""
+    pieces = [
+        axes.transData.transform(piece)
+        for one in axes.collections
+        if isinstance(one, LineCollection) and same_color(one.get_colors()[0], colour)
+        for piece in one.get_segments()
+    ]
+    return float(sum(np.hypot(*np.diff(piece, axis=0).T).sum() for piece in pieces))
+
+
+def test_lines_take_turns_only_where_they_coincide() -> None:
+    """Two are one for the first half and part; a third is far away from both."""
+    figure = style.blank(6.0, 4.0)
+    axes = figure.subplots()
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    x = np.linspace(0, 1, 401)
+    heights = (0.2 + 0 * x, 0.2 + np.maximum(x - 0.5, 0), 0.9 + 0 * x)
+    lines = [style.Line(x, y, "", c) for y, c in zip(heights, style.COLOURS, strict=False)]
+    take_turns(axes, lines)
+    found = {line.colour: shown_alone(axes, line.colour) for line in lines}
+    half = 0.5 * axes.bbox.width
+    one, two, far = found.values()
+    assert far == 0
+    assert one + two == pytest.approx(half, rel=0.1) and 0.8 < one / two < 1.25
+    places: list[list[tuple[float, float]]] = []
+    for collection in axes.collections:
+        assert isinstance(collection, LineCollection)
+        ends = [(piece[0, 0], piece[-1, 0]) for piece in collection.get_segments()]
+        assert max(right for _, right in ends) < 0.55
+        places.append(ends)
+    for left, right in places[0]:
+        for low, high in places[1]:  # never at once: a point more, where one hands over
+            assert min(right, high) - max(left, low) < 0.01
+
+
+def of_process(process: str, edges: np.ndarray, height: float) -> dict[str, Any]:
+    """A record with the same height in all bins, and next to no prior."""
+    bits = height * np.diff(edges)
+    return {
+        "process": process,
+        "parametrisation": "joint",
+        "bits_per_dim": float(bits.sum()) + 0.05,
+        "standard_error": 0.01,
+        "prior": 1e-5,
+        "diffusion": float(bits.sum()),
+        "reconstruction": 0.05,
+        "curve": {
+            "logsnr": edges.tolist(),
+            "bits": bits.tolist(),
+            "errors": (0.01 * bits).tolist(),
+        },
+    }
+
+
+def test_wide_bins_are_steps() -> None:
+    """Constant in each bin, named as what they are, pale and thin, and in no one's turn."""
+    fine, wide = np.linspace(-10, 13, 41), np.linspace(-87, 13, 41)
+    noise = np.concatenate([[-87.0], np.linspace(-10, 13, 40)])  # a single bin of mere noise
+    figure = paper.where_bits(
+        {
+            "joint, vpsde": of_process("vpsde", fine, 0.09),
+            "joint, learned-1": of_process("learned-1", wide, 0.08),
+            "joint, cld": of_process("cld", noise, 0.07),
+        },
+        "Where the bits of toys are lost",
+    )
+    check_clear(figure)
+    axes = panel(figure, "joint")
+    assert set(labels(axes)) == {"vpsde", "learned-1 (wide bins)", "cld"}
+    plain, steps, other = axes.lines
+    x, y = (np.asarray(v) for v in (steps.get_xdata(), steps.get_ydata()))
+    assert np.array_equal(x[::2], wide[:-1]) and np.array_equal(x[1::2], wide[1:])
+    assert np.array_equal(y[::2], y[1::2])  # flat in each bin
+    assert np.trapezoid(y, x) == pytest.approx(0.08 * 100)  # its area is still the diffusion part
+    alpha = steps.get_alpha()
+    assert alpha is not None and alpha < 1 and steps.get_linewidth() < plain.get_linewidth() / 2
+    assert len(plain.get_xdata()) == len(other.get_xdata()) == 40  # type: ignore[arg-type]
+    assert shown_alone(axes, style.PROCESSES["learned-1"]) == 0
+
+
+def test_only_parts_that_can_be_seen_have_names() -> None:
+    edges = np.linspace(-10, 13, 41)
+    record = of_process("vpsde", edges, 0.1)  # 2.3 bits/dim and 0.05 of reconstruction
+    keys = {
+        (0.0, 0.05): "dark: diffusion,  light: reconstruction",
+        (0.004, 0.05): "dark: diffusion,  light: reconstruction",
+        (0.006, 0.05): "dark: prior,  middle: diffusion,  light: reconstruction",
+        (-0.1, 0.05): "dark: prior,  middle: diffusion,  light: reconstruction",
+        (0.1, 0.0): "dark: prior,  light: diffusion",
+        (0.0, 0.001): "diffusion",
+    }
+    for (prior, reconstruction), words in keys.items():
+        one = {**record, "prior": prior, "reconstruction": reconstruction}
+        figure = paper.where_bits({"joint, vpsde": one})
+        assert panel(figure, "Parts").get_xlabel() == words
+
+
+def test_a_process_has_one_colour_in_all_pictures(evaluations: dict[str, dict[str, Any]]) -> None:
+    """The curves, their words and the bars of one picture, and the curves of others."""
+    figure = paper.where_bits(of_bound(evaluations, "discrete"))
+    found: dict[str, set[str]] = {}
+    for kind in ("joint", "channel"):
+        for text in panel(figure, f"error, {kind}").texts:
+            if text.get_path_effects():
+                found.setdefault(text.get_text(), set()).add(str(text.get_color()))
+    bars = panel(figure, "Parts").patches
+    for name, bar in zip(of_bound(evaluations, "discrete"), bars[::3], strict=True):
+        colour = style.PROCESSES[name.split(", ")[1]]
+        assert same_color(bar.get_facecolor()[:3], colour)
+    known = appendix.auxiliary({**appendix.known(), "strange": ornstein.cld(mass=1.0)}, 0.25)
+    figure = paper.auxiliary_used(known)
+    for title in ("What v alone knows", "What v adds"):
+        for text in panel(figure, title).texts:
+            if text.get_path_effects():
+                found.setdefault(text.get_text(), set()).add(str(text.get_color()))
+    assert {"vpsde", "cld", "malda", "alda", "psld", "strange"} <= set(found)
+    assert all(len(colours) == 1 for colours in found.values())
+    for name, (colour,) in found.items():
+        assert colour == style.PROCESSES.get(name, colour)
+    assert len(set().union(*found.values())) == len(found)
+
+
+@pytest.mark.parametrize("table", ["mnist", "cifar10", "digits"])
+def test_the_heading_says_of_which_data(table: str) -> None:
+    file = Path(__file__).resolve().parents[2] / "results" / f"{table}.json"
+    record = json.loads(file.read_text())
+    data = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "the digits"}[table]
+    figures = paper.pictures_of(record)
+    assert list(figures) == ["bits", "where"]
+    for figure in figures.values():
+        check_clear(figure)
+    assert figures["where"].texts[0].get_text() == f"Where the bits of {data} are lost"
+    figure = paper.pictures_of({**record, "title": "Damping"})["where"]
+    assert figure.texts[0].get_text() == "Damping: where the bits are lost"
 
 
 @pytest.mark.parametrize("table", ["mnist", "digits"])
@@ -423,19 +567,20 @@ def test_auxiliary_variables_in_a_picture() -> None:
     several = {n: one for n, one in record["processes"].items() if one["n_vars"] > 1}
     for axes, flag in ((left, "knows"), (right, "adds")):
         assert set(labels(axes)) == {name for name, one in several.items() if one[flag]}
-        assert len(axes.lines) == len(labels(axes)) + 1  # those that are zero share one
-    curve = np.asarray(left.lines[list(several).index("cld")].get_ydata())
+        assert len(axes.lines) == len(labels(axes)) + 1  # and the line at zero
+    curve = np.asarray(left.lines[1 + list(several).index("cld")].get_ydata())
     assert curve.max() == record["processes"]["cld"]["most"]
     shares = np.concatenate([np.asarray(line.get_ydata()) for line in right.lines])
     assert np.nanmin(shares) >= 0 and np.nanmax(shares) <= 1
-    words = " ".join(text.get_text() for text in figure.texts)
-    assert "vpsde" in words and "They know nothing: Q + D diagonal" in words
+    _, about = (text.get_text() for text in figure.texts)  # the rest is in the table
+    assert about == "Gaussian data of variance 0.25"
     hardly = Diffusion([[0.0, -1e-3], [1e-3, 0.0]], [[1.0, 0.0], [0.0, 1.0]])
     figure = paper.auxiliary_used(appendix.auxiliary({**ASKED, "hardly": hardly}, 1.0))
     check_clear(figure)
-    assert not any("hardly" in labels(axes) for axes in figure.axes)  # it is named once, above
-    about = " ".join(text.get_text() for text in figure.texts)
-    assert "Next to nothing, less than 1% of the most: hardly. " in about
+    assert not any("hardly" in labels(axes) for axes in figure.axes)
+    idle = {"it": appendix.counter_example()}
+    figure = paper.auxiliary_used(appendix.auxiliary(idle, 1.0))  # nothing at all is known
+    assert not any(labels(axes) for axes in figure.axes)
     with pytest.raises(ValueError, match="K ≥ 2"):
         paper.auxiliary_used(appendix.auxiliary({"vpsde": ornstein.vpsde()}, 1.0))
 
@@ -475,9 +620,39 @@ def test_bounds_beside_published_figures() -> None:
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "ours, discrete bound",
-        "ours, tweedie bound",
+        "ours, the paper's bound near no noise (tweedie)",
         "the paper, as published",
     ]
+
+
+@pytest.mark.parametrize(
+    ("look", "truncation", "words"),
+    [
+        ("discrete", "standard error 0.0013", "ours, discrete bound"),
+        ("discrete-valid", "standard error 0.0013", "ours, discrete bound, valid"),
+        ("tweedie", "standard error 7.81e-09", "ours, the paper's bound near no noise (tweedie)"),
+        ("tweedie", "standard error 0.0013", "ours, the paper's bound from σ = 0.0013"),
+        ("tweedie", "s = 0.001", "ours, the paper's bound from s = 0.001"),
+        ("tweedie", "s = 1e-05", "ours, the paper's bound from s = 0.00001"),
+        ("tweedie-time0.001", "s = 0.001", "ours, the paper's bound from s = 0.001"),
+        (
+            "tweedie-valid",
+            "standard error 1.2e-06",
+            "ours, the paper's bound near no noise (tweedie), valid",
+        ),
+        ("own", "standard error 0.0196", "ours, own bound"),
+        ("own-time0.1", "s = 0.1", "ours, own bound, from s = 0.1"),
+    ],
+)
+def test_the_legend_says_where_the_papers_bound_is_truncated(
+    look: str, truncation: str, words: str
+) -> None:
+    """By what was done: a look may leave it to the model."""
+    figure = {"look": look, "truncation": truncation, "process": "vpsde"}
+    figure |= {"bits_per_dim": 1.0, "standard_error": 0.1}  # type: ignore[dict-item]
+    run = {"parametrisation": "joint", "paper": None, "seed": 0, "figures": [figure]}
+    (legend,) = paper.bound_bars(paper.bars_of({"runs": [run]})).legends
+    assert [text.get_text() for text in legend.get_texts()] == [words]
 
 
 def test_no_break_where_nothing_is_far() -> None:
@@ -519,7 +694,8 @@ def test_the_record_of_a_table(evaluations: dict[str, dict[str, Any]]) -> None:
     ]
     assert [one["published"] for one in rows] == [1.35, 1.35, None, None]
     found = evaluations["channel, cld, tweedie"]
-    assert rows[3]["bounds"]["tweedie"]["bits_per_dim"] == found["bits_per_dim"]
+    assert found["truncation"] == "standard error 0.0196"  # which the look does not say
+    assert rows[3]["bounds"]["tweedie-level0.0196"]["bits_per_dim"] == found["bits_per_dim"]
     check_clear(paper.bound_bars(rows))
     curves = paper.evaluations_of(record, "tweedie")
     assert list(curves) == [one["name"] for one in rows]

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 
 import ornstein
 from ornstein import viz
+from ornstein.viz import style
+from ornstein.viz.bits import PARTS
 
 
 def panel(figure: Figure, title: str) -> Axes:
@@ -78,6 +80,29 @@ def test_processes_of_one_name_are_told_apart() -> None:
     assert labels(panel(viz.overview(pair), "Distance")) == ["cld (1)", "cld (2)"]
 
 
+def test_no_two_processes_share_a_colour() -> None:
+    """Known ones keep their own; others have what is left, as long as there is any."""
+    known = style.PROCESSES
+    assert len(set(known.values())) == len(known) < len(style.COLOURS)
+    assert {*ornstein.PRESETS, "learned-1", "learned-2"} == set(known)
+    assert style.of_processes([*reversed(known)]) == [*reversed(known.values())]
+    names = ["a", "cld", "b", "vpsde", "cld", *"cdefg"]
+    found = style.of_processes(names)
+    assert (found[1], found[3]) == (known["cld"], known["vpsde"])
+    assert len(set(found)) == len(names) == len(style.COLOURS)
+    assert set(style.of_processes([str(i) for i in range(40)])) == set(style.COLOURS)
+    first, second = style.of_processes(["cld (1)", "cld (2)"])
+    assert first == known["cld"] != second
+
+
+def test_the_overview_has_each_process_in_its_colour() -> None:
+    names = ("malda", "vpsde", "alda", "cld")
+    figure = viz.overview([ornstein.diagnose(ornstein.PRESETS[name]()) for name in names])
+    for axes in figure.axes:
+        found = {t.get_text(): t.get_color() for t in axes.texts if t.get_path_effects()}
+        assert found and found == {name: style.PROCESSES[name] for name in found}
+
+
 # ---------------------------------------------------------------- evaluations
 
 
@@ -103,6 +128,9 @@ def test_bits_show_the_curve_and_the_parts(count: int, draws: int, tmp_path: Pat
     assert float(np.sum(line.get_ydata() * widths)) == pytest.approx(result.diffusion, rel=1e-6)
     words = [text.get_text() for text in panel(figure, "Parts").texts]
     assert any(f"zero:  {result.bits_per_dim:.3f}" in text for text in words)
+    key = panel(figure, "Parts").get_xlabel()
+    seen = {part for part in PARTS if getattr(result, part) > 0.002 * result.bits_per_dim}
+    assert {part for part in PARTS if part in key} == seen
     assert viz.save(figure, tmp_path / "bits.png").stat().st_size > 10_000
 
 

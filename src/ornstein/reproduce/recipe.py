@@ -70,8 +70,8 @@ class Bits(Checked):
     @property
     def title(self) -> str:
         """A folder's name."""
-        where = "" if self.fixed_time is None else f"time{_plain(self.fixed_time)}"
-        level = "" if self.noise_level is None else f"level{_plain(self.noise_level)}"
+        where = "" if self.fixed_time is None else f"time{plain(self.fixed_time)}"
+        level = "" if self.noise_level is None else f"level{plain(self.noise_level)}"
         split = "" if self.split == "test" else self.split
         return "-".join(part for part in (self.bound, where, level, split) if part)
 
@@ -291,7 +291,7 @@ def find(name: str | Path) -> Path:
     )
 
 
-def _plain(number: float) -> str:
+def plain(number: float) -> str:
     """Without an exponent, and its minus sign."""
     return f"{number:.15f}".rstrip("0").rstrip(".")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +15,9 @@ from ornstein.viz.style import COLOURS, INK, QUIET, Line
 
 SIZE = 10.5
 PARTS = ("prior", "diffusion", "reconstruction")
+SHADES = {"prior": 0.95, "diffusion": 0.55, "reconstruction": 0.25}
+WORDS = ("dark", "middle", "light")
+SEEN = 0.002  # of the longest bar: a part that is shorter has no name
 
 
 def bits(evaluations: Mapping[str, Evaluation], title: str = "") -> Figure:
@@ -54,15 +57,15 @@ def _curves(axes: Axes, evaluations: Mapping[str, Evaluation]) -> None:
     style.draw(axes, lines, SIZE)
 
 
-def _parts(axes: Axes, evaluations: Mapping[str, Evaluation]) -> None:
+def _parts(axes: Axes, evaluations: Mapping[str, Evaluation], words: Sequence[str] = WORDS) -> None:
     style.dress(axes, "Parts of the bound", "bits/dim ± standard error", SIZE)
-    shades = {"prior": 0.95, "diffusion": 0.55, "reconstruction": 0.25}
-    widest = 0.0
+    widest, bars = 0.0, []
     for i, (name, evaluation) in enumerate(evaluations.items()):
         row, left = -i, 0.0
         for part in PARTS:
             value = max(float(getattr(evaluation, part)), 0.0)
-            axes.barh(row, value, 0.5, left, color=COLOURS[i % len(COLOURS)], alpha=shades[part])
+            axes.barh(row, value, 0.5, left, color=COLOURS[i % len(COLOURS)], alpha=SHADES[part])
+            bars.append((part, value))
             left += value
         widest = max(widest, left)
         error = evaluation.standard_error
@@ -71,5 +74,16 @@ def _parts(axes: Axes, evaluations: Mapping[str, Evaluation]) -> None:
     axes.set_ylim(-len(evaluations) + 0.4, 0.9)
     axes.set_xlim(0, 1.05 * widest if math.isfinite(widest) and widest > 0 else 1.0)
     axes.set_yticks([])
-    axes.set_xlabel("dark: prior,  middle: diffusion,  light: reconstruction", fontsize=SIZE - 1,
-                    color=QUIET, loc="right")  # fmt: skip
+    key = named_parts(bars, widest, words)
+    axes.set_xlabel(key, fontsize=SIZE - 1, color=QUIET, loc="right")
+
+
+def named_parts(
+    bars: Sequence[tuple[str, float]], longest: float, words: Sequence[str] = WORDS
+) -> str:
+    """Which shade is which part, of the parts that can be seen: (part, length) of each bar."""
+    seen = [p for p in PARTS if any(p == q and abs(v) >= SEEN * longest > 0 for q, v in bars)]
+    if len(seen) < 2:
+        return "".join(seen)
+    shades = words if len(seen) == len(PARTS) else (words[0], words[-1])
+    return ",  ".join(f"{shade}: {part}" for shade, part in zip(shades, seen, strict=True))

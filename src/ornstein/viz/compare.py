@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ornstein.diagnostics import Diagnosis
 from ornstein.viz import style
-from ornstein.viz.style import COLOURS, INK, QUIET, Line
+from ornstein.viz.style import INK, QUIET, Line
 from ornstein.viz.summary import numbered
 
 SIZE = 11.0
@@ -72,11 +72,11 @@ def _draw(
     times = [d.times.cpu().numpy() for d in diagnoses]
     longest = max(times, key=lambda t: float(t[-1]))
     (style.linear_time if linear else style.log_time)(axes, longest)
+    colours = style.of_processes([d.name for d in diagnoses])
     lines = []
     for i, diagnosis in enumerate(diagnoses):
         if shown is not None and not any(diagnosis is d for d in shown):
             continue
-        colour = COLOURS[i % len(COLOURS)]
         dash = style.DASHED if diagnosis.n_vars == 1 else style.SOLID
-        lines.append(Line(times[i], values[i], diagnosis.name, colour, dash, 2.0))
+        lines.append(Line(times[i], values[i], diagnosis.name, colours[i], dash, 2.0))
     style.draw(axes, lines, SIZE)

@@ -322,7 +322,7 @@ def where(evaluations: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure = style.blank(WIDTH, HEIGHT)
     axes = figure.subplots()
     _arrange(figure)
-    draw_spread(axes, _evaluated(evaluations, "where"))
+    draw_spread(axes, evaluated(evaluations, "where"))
     return figure
 
 
@@ -332,10 +332,8 @@ def shares(evaluations: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes = figure.subplots()
     _arrange(figure)
     figure.subplots_adjust(left=0.04)
-    draw_shares(axes, _evaluated(evaluations, "shares"))
-    # on dark paper what is pale is dark
-    key = "strong: prior,  middle: diffusion,  faint: reconstruction"
-    axes.set_xlabel(key, fontsize=SIZE - 1, color=QUIET, loc="right")
+    words = ("strong", "middle", "faint")  # on dark paper what is pale is dark
+    draw_shares(axes, evaluated(evaluations, "shares"), words)
     return figure
 
 
@@ -352,7 +350,7 @@ def drawable(record: Mapping[str, Any]) -> bool:
     return known and edges == heights + 1 == errors + 1 > 1
 
 
-def _evaluated(evaluations: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Evaluation]:
+def evaluated(evaluations: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Evaluation]:
     """As values again, without what files leave out."""
     bad = [title for title, record in evaluations.items() if not drawable(record)]
     if bad or not evaluations:

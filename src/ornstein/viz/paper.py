@@ -7,7 +7,6 @@ bounds, which `bars_of` and `evaluations_of` take from the record of a table.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,21 +18,24 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from ornstein.evaluation import Evaluation, with_error
+from ornstein.reproduce.recipe import plain
 from ornstein.reproduce.results import worded
 from ornstein.viz import style
-from ornstein.viz.bits import PARTS
-from ornstein.viz.curves import _evaluated as evaluated
+from ornstein.viz.bits import PARTS, SHADES, named_parts
+from ornstein.viz.curves import evaluated
 from ornstein.viz.style import COLOURS, INK, QUIET, Line
+from ornstein.viz.turns import take_turns
 
 SIZE = 10.5
-DASH = 3.5  # of lines that coincide, in their widths: colours take turns
-SHADES = {"prior": 0.95, "diffusion": 0.55, "reconstruction": 0.25}
+WIDE = 3.0  # narrowest bins of a picture: wider ones are shown as what they are
 FAR = 3.0  # medians from which on a figure stands behind a break of the axis
-LITTLE = 0.01  # of the largest
+LITTLE = 0.01  # of the largest: less is not shown
+NO_NOISE = 1e-4  # a standard error that is near none
 GONE = 1e-2  # nats: where all of y knows less, shares of it are not shown
 LETTER, GAP = 0.075, 0.12  # inches of a letter of a number, and of the break of the axis
 MARKS = ("o", "s", "^", "v")
 PUBLISHED = "the paper"
+OF = "Bits per dimension of "  # how titles of most tables begin
 
 Record = Mapping[str, Any]
 
@@ -42,10 +44,15 @@ Record = Mapping[str, Any]
 
 
 def where_bits(records: Mapping[str, Record], title: str = "") -> Figure:
-    """Bits/dim per unit of log SNR for each evaluation, a panel a parametrisation; the parts."""
+    """Bits/dim per unit of log SNR for each evaluation, a panel a parametrisation; the parts.
+
+    Where lines coincide they take turns; bins much wider than others' are pale steps.
+    """
     found = evaluated(records, "where_bits")
     kinds = list(dict.fromkeys(one.parametrisation for one in found.values()))
-    colours = _colours([one.process for one in found.values()])
+    processes = list(dict.fromkeys(one.process for one in found.values()))
+    colours = dict(zip(processes, style.of_processes(processes), strict=True))
+    wide_bins = WIDE * min(_bin(one) for one in found.values())
     high = max(4.6, 1.5 + 0.5 * len(found))
     wide = 2.4 + 4.8 * (len(kinds) + 1)
     figure = style.blank(wide, high)
@@ -55,13 +62,15 @@ def where_bits(records: Mapping[str, Record], title: str = "") -> Figure:
     )
     _heading(figure, title or "Where the bits are lost")
     groups = [{n: one for n, one in found.items() if one.parametrisation == k} for k in kinds]
-    for axes, kind, group in zip(panels, kinds, groups, strict=True):
-        _spread(axes, group, colours, f"Denoising error, {kind}" if kind else "Denoising error")
+    drawn = [_lines(group, colours, wide_bins) for group in groups]
+    for axes, kind, group, lines in zip(panels, kinds, groups, drawn, strict=True):
+        _spread(axes, group, lines, f"Denoising error, {kind}" if kind else "Denoising error")
     low = min(axes.get_ylim()[0] for axes in panels)
     top = max(axes.get_ylim()[1] for axes in panels)
-    for axes, group in zip(panels, groups, strict=True):
+    for axes, lines in zip(panels, drawn, strict=True):
         axes.set_ylim(low, top)  # one scale for all, before names are put beside lines
-        style.draw(axes, _lines(group, colours), SIZE)
+        style.draw(axes, lines, SIZE)
+        take_turns(axes, [line for line in lines if line.alpha == 1])
     _stacks(parts, found, colours)
     return figure
 
@@ -73,8 +82,15 @@ def pictures_of(record: Record) -> dict[str, Figure]:
     if looks:
         found["bits"] = bound_bars(bars_of(record), record["title"])
     if "discrete" in looks:
-        found["where"] = where_bits(evaluations_of(record, "discrete"))
+        found["where"] = where_bits(evaluations_of(record, "discrete"), _lost(record["title"]))
     return found
+
+
+def _lost(title: str) -> str:
+    """A heading from the title of a table."""
+    data = title.removeprefix(OF)
+    where = f"Where the bits of {data} are lost"
+    return where if title.startswith(OF) else f"{title}: where the bits are lost"
 
 
 def evaluations_of(record: Record, look: str | None = None) -> dict[str, Record]:
@@ -92,32 +108,40 @@ def evaluations_of(record: Record, look: str | None = None) -> dict[str, Record]
     return found
 
 
-def _lines(found: Mapping[str, Evaluation], colours: Mapping[str, str]) -> list[Line]:
-    """One for each evaluation, at the middles of its bins; runs of one process are told apart."""
+def _bin(one: Evaluation) -> float:
+    """Log SNR of most bins; mere noise may be a single one."""
+    return float(np.median(np.diff(one.curve.logsnr.numpy())))
+
+
+def _lines(
+    found: Mapping[str, Evaluation], colours: Mapping[str, str], wide_bins: float
+) -> list[Line]:
+    """One for each evaluation, at the middles of its bins; runs of one process are told apart.
+
+    Between the middles of wide bins a line would show what nobody has measured: they are steps.
+    """
     processes, lines = [one.process for one in found.values()], []
     for i, (name, one) in enumerate(found.items()):
         name = name.removeprefix(f"{one.parametrisation}, ")  # which the panel says
-        again = one.process in processes[:i]
         edges = one.curve.logsnr.numpy()
-        height = one.curve.bits.numpy() / np.diff(edges)
-        middle = (edges[1:] + edges[:-1]) / 2
-        dash: style.Dash = style.SOLID
-        if again:  # by another seed, say
-            dash = (0, (1.2, 1.2))
-        elif one.parametrisation == "channel" and len(found) > 1:
-            dash = (round(DASH * i), (DASH, DASH * (len(found) - 1)))
-        lines.append(Line(middle, height, name, colours[one.process], dash, 2.2))
+        height, colour = one.curve.bits.numpy() / np.diff(edges), colours[one.process]
+        if _bin(one) > wide_bins:
+            x, y = np.repeat(edges, 2)[1:-1], np.repeat(height, 2)
+            lines.append(Line(x, y, f"{name} (wide bins)", colour, style.SOLID, 1.0, 0.6))
+            continue
+        again = one.process in processes[:i]  # by another seed, say
+        dash: style.Dash = (0, (1.2, 1.2)) if again else style.SOLID
+        lines.append(Line((edges[1:] + edges[:-1]) / 2, height, name, colour, dash, 2.2))
     return lines
 
 
-def _spread(
-    axes: Axes, found: Mapping[str, Evaluation], colours: Mapping[str, str], title: str
-) -> None:
+def _spread(axes: Axes, found: Mapping[str, Evaluation], lines: Sequence[Line], title: str) -> None:
     """The frame of a panel and the bands of its errors."""
     style.dress(axes, title, "bits/dim per unit of log SNR", SIZE)
-    lines, starts = _lines(found, colours), []
+    starts = []
     for line, one in zip(lines, found.values(), strict=True):
         error = one.curve.errors.numpy() / np.diff(one.curve.logsnr.numpy())
+        error = np.repeat(error, len(line.x) // len(error))  # a step has two points
         known = np.isfinite(error)
         band = (line.y - error)[known], (line.y + error)[known]
         pale = 0.18 if len(lines) < 4 else 0.5 / len(lines)
@@ -134,7 +158,7 @@ def _spread(
 def _stacks(axes: Axes, found: Mapping[str, Evaluation], colours: Mapping[str, str]) -> None:
     """The parts of each bound on each other; what is negative goes to the left of zero."""
     style.dress(axes, "Parts of the bound", "bits/dim ± standard error", SIZE)
-    ends = [0.0]
+    ends, bars, longest = [0.0], [], 0.0
     for i, (name, one) in enumerate(found.items()):
         reach = {True: 0.0, False: 0.0}  # on either side
         for part in PARTS:
@@ -142,7 +166,9 @@ def _stacks(axes: Axes, found: Mapping[str, Evaluation], colours: Mapping[str, s
             side = value >= 0
             axes.barh(-i, value, 0.42, reach[side], color=colours[one.process], alpha=SHADES[part])
             reach[side] += value
+            bars.append((part, value))
         ends += reach.values()
+        longest = max(longest, reach[True] - reach[False])
         words = f"{name}:  {with_error(one.bits_per_dim, one.standard_error)}"
         axes.text(
             reach[False],
@@ -159,7 +185,7 @@ def _stacks(axes: Axes, found: Mapping[str, Evaluation], colours: Mapping[str, s
     axes.set_xlim(min(ends) - 0.02 * span, max(ends) + 0.05 * span)
     axes.set_ylim(0.35 - len(found), 0.85)
     axes.set_yticks([])
-    key = "dark: prior,  middle: diffusion,  light: reconstruction"
+    key = named_parts(bars, longest)
     axes.set_xlabel(key, fontsize=SIZE - 1, color=QUIET, loc="right")
 
 
@@ -167,7 +193,10 @@ def _stacks(axes: Axes, found: Mapping[str, Evaluation], colours: Mapping[str, s
 
 
 def auxiliary_used(record: Record, title: str = "") -> Figure:
-    """What v_s knows of x over time, and its share in what all of y_s knows."""
+    """What v_s knows of x over time, and its share in what all of y_s knows; if it is not zero.
+
+    Left out: what could not be told from zero beside the rest, and shares in next to nothing.
+    """
     several = {n: one for n, one in record["processes"].items() if one["n_vars"] > 1}
     if not several:
         raise ValueError(
@@ -176,38 +205,26 @@ def auxiliary_used(record: Record, title: str = "") -> Figure:
         )
     known = {name: np.array(one["information"]) for name, one in several.items()}
     adds = {name: _share(one) for name, one in several.items()}
-    little = [name for name in _little(known) if name in _little(adds)]
-    alone = [name for name, one in record["processes"].items() if one["n_vars"] == 1]
-    about = [f"Gaussian data of variance {record['data_variance']:.3g}"]
-    about += [f"no auxiliary variables: {', '.join(alone)}"] if alone else []
-    for flag, word in (("knows", "know"), ("adds", "add")):
-        idle = [name for name, one in several.items() if not one[flag]]
-        about += [f"they {word} nothing: {', '.join(idle)}"] if idle else []
-    if little:
-        about.append(f"next to nothing, less than {LITTLE:.0%} of the most: {'; '.join(little)}")
-    about.append(f"shares end where all of y knows less than {GONE:g} nats")
-    lines = textwrap.wrap(".  ".join(part[0].upper() + part[1:] for part in about), 150)
-    high = 4.6 + 0.2 * len(lines)
-    figure = style.blank(12.0, high)
+    idle = set(_idle(known)) & set(_idle(adds))
+    shown = {name: one for name, one in several.items() if name not in idle}
+    colours = dict(zip(shown, style.of_processes(list(shown)), strict=True))
+    figure = style.blank(12.0, 4.9)
     left, right = figure.subplots(1, 2)
-    top = 1 - (0.8 + 0.2 * len(lines)) / high
-    figure.subplots_adjust(left=0.05, right=0.985, bottom=0.55 / high, top=top, wspace=0.13)
+    figure.subplots_adjust(left=0.05, right=0.985, bottom=0.115, top=0.79, wspace=0.13)
     _heading(figure, title or "Do the auxiliary variables know the data?")
-    for i, line in enumerate(lines):
-        y = 1 - (0.62 + 0.2 * i) / high
-        figure.text(0.02, y, line, fontsize=SIZE - 1.5, color=QUIET, va="center")
+    data = f"Gaussian data of variance {record['data_variance']:.3g}"
+    figure.text(0.02, 0.873, data, fontsize=SIZE - 0.5, color=QUIET, va="center")
     style.dress(left, "What v alone knows", "I(x; vₛ), nats per coordinate", SIZE)
     style.dress(right, "What v adds to z", "I(x; vₛ | zₛ) as a share of I(x; yₛ)", SIZE)
-    shown = {name: one for name, one in several.items() if name not in little}
     for axes, curves in ((left, known), (right, adds)):
-        _timed(axes, {name: curves[name] for name in shown}, shown)
+        _timed(axes, {name: curves[name] for name in shown}, shown, colours)
     return figure
 
 
-def _little(curves: Mapping[str, style.Curve]) -> list[str]:
-    """Those that could not be told from zero in one picture with the others, and are not zero."""
+def _idle(curves: Mapping[str, style.Curve]) -> list[str]:
+    """Those that could not be told from zero in one picture with the others."""
     most = {name: float(np.nan_to_num(curve).max()) for name, curve in curves.items()}
-    return [name for name, one in most.items() if 0 < one < LITTLE * max(most.values())]
+    return [name for name, one in most.items() if one <= LITTLE * max(most.values())]
 
 
 def _share(one: Record) -> style.Curve:
@@ -216,17 +233,19 @@ def _share(one: Record) -> style.Curve:
     return np.where(whole > GONE, added / np.maximum(whole, GONE), math.nan)
 
 
-def _timed(axes: Axes, values: Mapping[str, style.Curve], records: Mapping[str, Record]) -> None:
-    """Over parts of the horizon; processes that are zero throughout share one nameless line."""
-    colours = dict(zip(values, (c for _ in values for c in COLOURS), strict=False))
-    lines = []
+def _timed(
+    axes: Axes,
+    values: Mapping[str, style.Curve],
+    records: Mapping[str, Record],
+    colours: Mapping[str, str],
+) -> None:
+    """Over parts of the horizon, those that are not zero throughout."""
+    lines = [Line(np.array([0.0, 1.0]), np.zeros(2), "", QUIET, style.SOLID, 0.8)]
     for name, curve in values.items():
         times = np.array(records[name]["times"])
         if np.nan_to_num(curve).any():
             lines.append(Line(times / times[-1], curve, name, colours[name], style.SOLID, 2.0))
-    if len(lines) < len(values):
-        lines.append(Line(np.array([0.0, 1.0]), np.zeros(2), "", QUIET, style.DASHED, 2.0))
-    most = max([0.0, *(float(np.nanmax(line.y)) for line in lines)])
+    most = max(float(np.nanmax(line.y)) for line in lines)
     axes.set_ylim(-0.03 * (most or 1.0), 1.1 * (most or 1.0))
     axes.set_xlim(0, 1)
     axes.set_xlabel("time s / T", fontsize=SIZE - 1, color=QUIET, loc="right", labelpad=1)
@@ -299,10 +318,9 @@ def bound_bars(rows: Sequence[Record], title: str = "") -> Figure:
 
 
 def _width(words: Sequence[str], columns: int) -> float:
-    """Inches of a legend, which is filled column by column."""
-    lines = math.ceil(len(words) / columns)
-    longest = [max(map(len, words[i : i + lines])) for i in range(0, len(words), lines)]
-    return sum(0.42 + 1.15 * LETTER * length for length in longest)
+    """Inches of a legend, which is filled column by column, the first ones more."""
+    parts = np.array_split(np.array(words, dtype=object), columns)
+    return sum(0.42 + 1.15 * LETTER * max(map(len, part)) for part in parts)
 
 
 def bars_of(record: Record) -> list[Record]:
@@ -312,13 +330,24 @@ def bars_of(record: Record) -> list[Record]:
         for process in dict.fromkeys(figure["process"] for figure in run["figures"]):
             own = [figure for figure in run["figures"] if figure["process"] == process]
             bounds = {
-                figure["look"]: {k: figure[k] for k in ("bits_per_dim", "standard_error")}
+                _kind(figure): {k: figure[k] for k in ("bits_per_dim", "standard_error")}
                 for figure in own
                 if figure["bits_per_dim"] is not None
             }
             name = _name(run, process, rows)
             rows[name] = {"name": name, "published": run["paper"], "bounds": bounds}
     return list(rows.values())
+
+
+def _kind(figure: Record) -> str:
+    """Its look, and where the paper's bound is truncated if the look leaves that to the model."""
+    bound, *rest = figure["look"].split("-")
+    if bound != "tweedie" or any(part.startswith(("time", "level")) for part in rest):
+        return str(figure["look"])
+    what, _, value = str(figure.get("truncation") or "").rpartition(" ")
+    if what == "s =" or (what == "standard error" and float(value) > NO_NOISE):
+        rest.insert(0, f"{'time' if what == 's =' else 'level'}{plain(float(value))}")
+    return "-".join([bound, *rest])
 
 
 def _figures(row: Record) -> dict[str, tuple[float, float]]:
@@ -362,10 +391,16 @@ def _range(
 
 
 def _words(kind: str) -> str:
+    """A kind of bound as the legend has it; the paper's, with where it is truncated."""
     if kind == PUBLISHED:
         return "the paper, as published"
-    bound, *rest = (worded(kind) or "own").split(", ")
-    return ", ".join(["ours", f"{bound} bound", *rest])
+    bound = kind.partition("-")[0]
+    rest = [part for part in worded(kind).split(", ") if part not in ("", bound)]
+    if bound != "tweedie":
+        return ", ".join([f"ours, {bound} bound", *rest])
+    cut = [part for part in rest if part.startswith("from ")]
+    where = cut[0] if cut else "near no noise (tweedie)"
+    return ", ".join([f"ours, the paper's bound {where}", *(p for p in rest if p not in cut)])
 
 
 def _looks(kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -427,12 +462,6 @@ def _heading(figure: Figure, title: str) -> None:
     figure.text(
         0.24 / wide, 1 - 0.33 / high, title, fontsize=15, weight="bold", color=INK, va="center"
     )
-
-
-def _colours(processes: Sequence[str]) -> dict[str, str]:
-    """The same for a process in every panel."""
-    names = list(dict.fromkeys(processes))
-    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
 def _name(run: Record, process: str | None, taken: Mapping[str, object]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,18 @@ COLOURS = (
     "#999933",
     "#332288",
 )
+# known processes have the same in every picture that colours by process; the commonest first
+PROCESSES = {
+    "vpsde": COLOURS[0],
+    "cld": COLOURS[1],
+    "malda": COLOURS[2],
+    "alda": COLOURS[3],
+    "learned-1": COLOURS[4],
+    "learned-2": COLOURS[5],
+    "psld": COLOURS[7],
+    "subvpsde": COLOURS[8],
+    "vesde": COLOURS[9],
+}
 SOLID = "-"
 DASHED = (0, (4.5, 1.8))
 DOTTED = (0, (1.2, 1.6))
@@ -53,6 +66,20 @@ class Line:
     colour: str
     dash: Dash = SOLID
     width: float = 1.8
+    alpha: float = 1.0  # of the curve; its words are not pale
+
+
+def of_processes(names: Sequence[str]) -> list[str]:
+    """A colour for each process: a known one's own, and to the others what is left.
+
+    No two have the same while colours last. Of "cld (1)" and "cld (2)" the first has cld's.
+    """
+    plain = [name.partition(" (")[0] for name in names]
+    own = [None if name in plain[:i] else PROCESSES.get(name) for i, name in enumerate(plain)]
+    left = [colour for colour in COLOURS if colour not in PROCESSES.values()]
+    left += [colour for colour in reversed(PROCESSES.values()) if colour not in own]
+    others = cycle(left)
+    return [colour or next(others) for colour in own]
 
 
 def blank(width: float, height: float) -> Figure:
@@ -121,6 +148,7 @@ def draw(axes: Axes, lines: Sequence[Line], size: float = 9.5) -> None:
             color=line.colour,
             linestyle=line.dash,
             linewidth=line.width,
+            alpha=line.alpha,
             solid_capstyle="round",
             zorder=above,  # a broken line shows what it covers
         )
@@ -130,11 +158,11 @@ def draw(axes: Axes, lines: Sequence[Line], size: float = 9.5) -> None:
 
 def _label(axes: Axes, lines: Sequence[Line], size: float) -> None:
     """Write every label where its own line is near and everything else is far."""
-    named = [(line, _track(axes, line)) for line in lines if line.label]
+    named = [(line, track(axes, line)) for line in lines if line.label]
     named = [(line, track) for line, track in named if len(track)]
     if not named:
         return
-    nameless = [_track(axes, line) for line in lines if not line.label]
+    nameless = [track(axes, line) for line in lines if not line.label]
     tracks = [track for _, track in named] + _crowd(nameless)
     boxes: list[Curve] = []  # (left, bottom, right, top) of the labels written so far
     for line, own in named:
@@ -158,7 +186,7 @@ def _label(axes: Axes, lines: Sequence[Line], size: float) -> None:
         boxes.append(np.concatenate([place - half, place + half]))
 
 
-def _track(axes: Axes, line: Line) -> Curve:
+def track(axes: Axes, line: Line, step: float = STEP) -> Curve:
     """The part of a line inside the axes, in pixels, a point every few of them: (n, 2)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = axes.transData.transform(np.stack([line.x, line.y], -1))
@@ -168,7 +196,7 @@ def _track(axes: Axes, line: Line) -> Curve:
     left, bottom, right, top = axes.bbox.extents
     points[:, 1] = points[:, 1].clip(bottom - 50, top + 50)
     walked = np.concatenate([[0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
-    places = np.arange(0, walked[-1], STEP)
+    places = np.arange(0, walked[-1], step)
     dense = np.stack([np.interp(places, walked, points[:, i]) for i in (0, 1)], -1)
     x, y = dense.T
     return dense[(x >= left) & (x <= right) & (y >= bottom) & (y <= top)]
