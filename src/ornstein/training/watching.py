@@ -141,7 +141,7 @@ class Watcher:
 
     def _quality(self, done: int) -> Quality | None:
         """How near samples are to the training data; measured by the first process."""
-        watch, model = self.training.watch, self.average.settle()
+        watch, model = self.training.watch, self.keeper.settled(self.state)
         try:
             samples = sample(
                 model,
