@@ -39,7 +39,7 @@ from ornstein.training.choices import Data
 TIMES = (0.001, 0.002, 0.005, 0.008, 0.01, 0.012, 0.02, 0.05, 0.1)
 LOGIT, V0 = 0.05, 0.01
 WITHIN = (0.004, 0.05)  # times at which rounding costs ALDA more, and less, than any figure
-STEPS = 400  # of the logarithm between them; jumps are no wider than a few of these
+STEPS = 400  # even in the logarithm between them
 ABOVE = {"mnist": 124.60 - 1.26, "cifar10": 29.43 - 3.20, "imagenet32": 33.08 - 3.70}  # published
 
 
