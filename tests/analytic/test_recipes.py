@@ -24,12 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
+    "mnist-short": (1, 28, 28),
     "cifar10": (3, 32, 32),
     "imagenet32": (3, 32, 32),
     "tinyimagenet32": (3, 32, 32),
 }
 WEIGHTS = {
     "mnist": 1_120_000,
+    "mnist-short": 1_120_000,
     "cifar10": 35_800_000,
     "imagenet32": 35_800_000,
     "tinyimagenet32": 35_800_000,
@@ -54,6 +56,7 @@ PAPER = {
         "joint-malda": 3.13,
     },
 }
+PAPER["mnist-short"] = PAPER["mnist"]
 
 
 def blank(name: str) -> Dataset:
@@ -87,7 +90,7 @@ def test_a_recipe_is_in_its_table_once(name: str) -> None:
 def test_a_recipe_says_what_it_is(name: str) -> None:
     found, (table, short) = read(name), name.split("/")
     experiment = found.experiment
-    assert Path(experiment.data.data).name == table
+    assert Path(experiment.data.data).name == table.removesuffix("-short")
     if short == "channel":
         assert experiment.model.parametrisation == "channel"
     else:
@@ -166,10 +169,19 @@ def test_figures_of_the_paper(name: str) -> None:
     found = {one.recipe: one.paper for one in plan(name).run if one.paper is not None}
     assert found == PAPER[name]
     seeds = {one.recipe: one.seeds for one in plan(name).run}
-    if name == "mnist":
+    if name.startswith("mnist"):
         assert all(len(seeds[f"joint-learned-{n}"]) >= 2 for n in (1, 2))
     if name in ("starts", "told"):
         assert all(len(several) >= 2 for several in seeds.values())
+
+
+@pytest.mark.parametrize("short", [one.recipe for one in plan("mnist").run])
+def test_the_short_table_is_the_whole_one_but_for_its_budget(short: str) -> None:
+    here, there = read(f"mnist-short/{short}"), read(f"mnist/{short}")
+    assert replace(here.experiment, training=there.experiment.training) == there.experiment
+    given, usual = here.experiment.training, there.experiment.training
+    assert 100 * given.steps * given.batch < usual.steps * usual.batch  # images
+    assert [replace(one, draws=8) for one in here.evaluate] == list(there.evaluate)
 
 
 @pytest.mark.parametrize(("start", "usual"), [("cld", "learned-1"), ("alda", "learned-2")])
@@ -250,6 +262,14 @@ def test_smoke_changes_the_size_alone(name: str) -> None:
     data = blank(name.split("/")[0])
     count = sum(p.numel() for p in small.experiment.build(data).network.parameters())
     assert count < 40_000
+
+
+def test_runs_side_by_side() -> None:
+    """As many as a table says, on a machine of the kind that it is made for."""
+    gpu, cpu = plan("mnist"), plan("mnist-short")
+    assert [gpu.jobs_on(device, 16) for device in ("cuda", "cpu")] == [9, 1]
+    assert [cpu.jobs_on("cuda", 16), cpu.jobs_on("cpu", 16), cpu.jobs_on("cpu", 1)] == [1, 2, 1]
+    assert (gpu.machine, cpu.machine) == ("one H200", "2 cores")
 
 
 def test_commands_of_a_table(tmp_path: Path) -> None:
@@ -383,6 +403,7 @@ def test_unknown_names() -> None:
         ('title = "t"\n[[run]]\nrecipe = "a"\nseeds = []', ["seeds=[]"]),
         ('title = "t"\n[[run]]\nrecipe = "a"\nseeds = [1, 1]', ["seeds=[1, 1]", "each once"]),
         ('title = "t"\njobs = 0\n[[run]]\nrecipe = "a"', ["jobs=0", "≥ 1"]),
+        ('title = "t"\ncores = 0\n[[run]]\nrecipe = "a"', ["cores=0", "≥ 1"]),
         ('title = "t"\n' + 2 * '[[run]]\nrecipe = "a"\n', ["'a' is there twice"]),
         ('title = "t"\n[[run]]\nrecipe = "a"', ["no recipe", "a.toml"]),
     ],

@@ -32,6 +32,7 @@ HELP = """Rebuild a table of the paper: train all of its models, evaluate them, 
 
 tables:
   mnist           bits/dim of MNIST, one channel model and six joint ones
+  mnist-short     the same in a short training, for a CPU
   paper           joint models of MNIST by the paper's own bound
   paper-short     the same in a short training, for a CPU
   paper-digits    the same on the digits, for a CPU, with five seeds
@@ -79,7 +80,7 @@ class Reproduce:
     out: Path = Path("results")
     """Folder for the results."""
     jobs: Annotated[int | None, NoHint] = None
-    """Runs side by side (default: on CUDA what the table says, else 1)."""
+    """Runs side by side (default: what the table says, on such a machine; else 1)."""
     minutes: Annotated[float | None, NoHint] = None
     """Stop after so long; the same command goes on."""
     through: Verb = "evaluate"
@@ -101,10 +102,10 @@ class Reproduce:
         device = device_of(self.device)
         setting = self._setting(plan)
         todo, all_ = errands(plan, setting), errands(whole, setting)
-        jobs = self.jobs or (plan.jobs if device.type == "cuda" else 1)
+        jobs = self.jobs or plan.jobs_on(device.type, os.cpu_count() or 1)
         console.print(f"[bold]{escape(plan.title)}[/bold]: {len(todo)} runs, {jobs} side by side")
         if plan.minutes is not None and not (self.smoke or self.only):
-            about = f"on one H200, {plan.jobs} side by side, about {plan.minutes:g} min"
+            about = f"on {plan.machine}, {plan.jobs} side by side, about {plan.minutes:g} min"
             console.print(about, style="dim")
         if self.dry_run:
             for errand in todo:

@@ -215,9 +215,21 @@ class Plan:
     title: str
     about: str
     run: tuple[Planned, ...]
-    jobs: int = 1  # runs that one GPU does side by side
-    minutes: float | None = None  # that all of it takes on one H200, about
+    jobs: int = 1  # runs that the machine does side by side
+    minutes: float | None = None  # that all of it takes there, about
+    cores: int | None = None  # of the CPU that it is made for; None for a GPU
     recipes: tuple[Recipe, ...] = field(default=(), repr=False)  # of the runs
+
+    @property
+    def machine(self) -> str:
+        """What `jobs` and `minutes` are of."""
+        return "one H200" if self.cores is None else f"{self.cores} cores"
+
+    def jobs_on(self, device: str, cores: int) -> int:
+        """How many runs side by side: the table's, on a machine of its kind; elsewhere one."""
+        if self.cores is None:
+            return self.jobs if device == "cuda" else 1
+        return min(self.jobs, cores) if device == "cpu" else 1
 
 
 def plan(name: str | Path, others: Sequence[str] = ()) -> Plan:
@@ -246,7 +258,7 @@ def plan(name: str | Path, others: Sequence[str] = ()) -> Plan:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     recipes = tuple(read(folder / f"{one.recipe}.toml") for one in runs)
-    return Plan(folder.name, bare.title, bare.about, runs, bare.jobs, bare.minutes, recipes)
+    return Plan(folder.name, run=runs, recipes=recipes, **vars(bare))
 
 
 @dataclass(frozen=True)
@@ -255,10 +267,12 @@ class _Heading(Checked):
     about: str = ""
     jobs: int = 1
     minutes: float | None = None
+    cores: int | None = None
 
     def check(self) -> None:
-        if self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}; expected a whole number ≥ 1.")
+        for name, given in (("jobs", self.jobs), ("cores", self.cores)):
+            if given is not None and given < 1:
+                raise ValueError(f"{name}={given}; expected a whole number ≥ 1.")
 
 
 # ---------------------------------------------------------------- files
