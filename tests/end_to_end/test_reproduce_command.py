@@ -51,6 +51,8 @@ def test_dry_run(here: Path, said: Said) -> None:
     code, out, err = said("reproduce", "mnist", "--data-folder", "data", "--dry-run")
     assert code == 0, err
     assert "9 runs" in out and "nothing was done" in out
+    assert "on one H200, 9 side by side, about 21 min" in out
+    assert "told once the data is there" in out
     assert (
         "ornstein train --recipe mnist/joint-learned-2 --seed 1 --out "
         "runs/reproduce/mnist/joint-learned-2-seed1 --data-folder data\n"
@@ -62,6 +64,18 @@ def test_dry_run(here: Path, said: Said) -> None:
     begun = [line.split()[3] for line in out.splitlines() if line.startswith("ornstein train")]
     assert begun == ["mnist/joint-malda", "mnist/channel", "mnist/joint-cld"]  # as they were asked
     assert not list(here.iterdir())
+
+
+def test_how_long_it_takes_here(here: Path, said: Said) -> None:
+    """Measured, since the data is there; and whether the table is meant for such a machine."""
+    write_idx(here / "data" / "mnist")
+    for name, meant in (("mnist", False), ("mnist-short", True)):
+        code, out, err = said("reproduce", name, "--dry-run", "--device", "cpu")
+        assert code == 0, err
+        assert "here, on cpu, one run after the other, about " in out
+        advice = "made for a GPU: `ornstein reproduce mnist-short` is for a CPU"
+        assert (advice in out) != meant
+    assert [path.name for path in here.iterdir()] == ["data"]
 
 
 def test_a_table_of_the_digits(here: Path, said: Said) -> None:

@@ -14,16 +14,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
 
 from ornstein import viz
 from ornstein.cli.reading import NoHint
+from ornstein.cli.words import of_time
+from ornstein.data import Dataset
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
 from ornstein.reproduce.results import collected, outdated, table, unreadable, where
 from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, Verb, errands
+from ornstein.reproduce.timing import duration
 from ornstein.training import Interrupted
 from ornstein.training.distribution import device_of
 from ornstein.training.run import read_metrics
@@ -108,13 +112,14 @@ class Reproduce:
             about = f"on {plan.machine}, {plan.jobs} side by side, about {plan.minutes:g} min"
             console.print(about, style="dim")
         if self.dry_run:
+            self._foretell(plan, todo, device, console)
             for errand in todo:
                 console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")
                 for line in errand.typed()[: errand.count_through(self.through)]:
                     console.print(escape(line), style="dim")
             console.print("\nnothing was done (--dry-run)", style="dim")
             return
-        self._load(plan)
+        self._foretell(plan, todo, device, console)
         self._keep_outdated(whole, all_, console)
         until = float("inf") if self.minutes is None else time.monotonic() + 60 * self.minutes
 
@@ -198,14 +203,45 @@ class Reproduce:
             data = f".{os.sep}{os.path.relpath(data)}"  # a path, whatever it is called
         return Setting(self.runs or usual, data, self.data_folder, self.device, self.smoke)
 
-    def _load(self, plan: recipe.Plan) -> None:
-        """Find out that the data is there, and fetch it once and not in every run."""
+    def _load(self, plan: recipe.Plan) -> Dataset:
+        """Find out that the data is there, and fetch it once and not in every run: the first's."""
+        found = []
         for data in dict.fromkeys(one.experiment.data for one in plan.recipes):
-            changed = replace(data, download=self.download or data.download)
+            fetched = (self.download or data.download) and not self.dry_run
+            changed = replace(data, download=fetched)
             changed = changed if self.data is None else replace(changed, data=self.data)
             if self.data_folder is not None:
                 changed = replace(changed, data_folder=self.data_folder)
-            changed.load()
+            found.append(changed.load())
+        return found[0]
+
+    def _foretell(
+        self, plan: recipe.Plan, todo: list[Errand], device: torch.device, console: Console
+    ) -> None:
+        """How long it takes here, by a few steps, and whether it is meant for such a machine."""
+        try:
+            data = self._load(plan)
+        except ValueError:
+            if not self.dry_run:
+                raise
+            said = "how long it takes here is told once the data is there"
+            console.print(said, style="dim")
+            return
+        if self.smoke:
+            return
+        took = duration(todo, data, device, self.through)
+        if not took.whole:
+            return
+        parts = f"training {of_time(took.training)}, samples and figures {of_time(took.looking)}"
+        more = "; compiled it is faster" if took.compiled else ""
+        about = f"about {of_time(took.whole)}: {parts}{more}"
+        console.print(f"here, on {device}, one run after the other, {about}", style="dim")
+        if plan.cores is None and device.type == "cpu":
+            short = f"{plan.name}-short"
+            known = (
+                f": `ornstein reproduce {short}` is for a CPU" if short in recipe.tables() else ""
+            )
+            console.print(f"this table is made for a GPU{known}", style="bold")
 
     def _typed(self) -> str:
         """This command."""
