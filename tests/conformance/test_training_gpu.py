@@ -19,19 +19,20 @@ pytestmark = [
 ]
 
 CASES = {
-    "channel": ("channel", "vpsde"),
-    "joint-learned": ("joint", "learned-1"),
+    "channel": ("channel", "vpsde", "guessed"),
+    "joint-learned": ("joint", "learned-1", "guessed"),
+    "joint-told": ("joint", "malda", "told"),
 }
 
 
 def experiment(case: str, compile_: str = "off", steps: int = 20) -> Experiment:
     base = preset("digits")
-    parametrisation, process = CASES[case]
+    parametrisation, process, known = CASES[case]
     watch = Watch(log_every=5, valid_every=0, sample_every=0, save_every=7)
     return replace(
         base,
         process=replace(base.process, process=process),
-        model=replace(base.model, parametrisation=parametrisation),
+        model=replace(base.model, parametrisation=parametrisation, known_noise=known),
         training=replace(base.training, steps=steps, batch=32, compile=compile_, watch=watch),
     )
 
