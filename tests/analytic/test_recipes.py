@@ -76,7 +76,17 @@ def test_every_file_is_a_recipe_or_a_table() -> None:
         *(f"{name}/table" for name in recipe.tables()),
     }
     assert recipe.tables() == sorted(
-        [*SHAPES, "answers", "damping", *BY_THE_PAPERS_BOUND, "starts", "told", "tuning"]
+        [
+            *SHAPES,
+            "answers",
+            "damping",
+            *BY_THE_PAPERS_BOUND,
+            "starts",
+            "starts-short",
+            "told",
+            "told-short",
+            "tuning",
+        ]
     )
 
 
@@ -182,6 +192,19 @@ def test_the_short_table_is_the_whole_one_but_for_its_budget(short: str) -> None
     given, usual = here.experiment.training, there.experiment.training
     assert 100 * given.steps * given.batch < usual.steps * usual.batch  # images
     assert [replace(one, draws=8) for one in here.evaluate] == list(there.evaluate)
+
+
+@pytest.mark.parametrize("table", ["starts", "told"])
+def test_short_tables_beside_the_short_one(table: str) -> None:
+    """Each is its whole table but for the budget, which is that of MNIST's short one."""
+    short, whole = plan(f"{table}-short"), plan(table)
+    assert [(one.recipe, one.seeds) for one in short.run] == [
+        (one.recipe, one.seeds) for one in whole.run
+    ]
+    budget = read("mnist-short/joint-cld").experiment.training
+    for here, there in zip(short.recipes, whole.recipes, strict=True):
+        assert here.experiment == replace(there.experiment, training=budget)
+        assert here.evaluate == read("mnist-short/joint-cld").evaluate[:1]
 
 
 @pytest.mark.parametrize(("start", "usual"), [("cld", "learned-1"), ("alda", "learned-2")])
