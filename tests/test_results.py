@@ -198,7 +198,17 @@ def test_half_of_a_curve() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["mnist", "cifar10", "digits", "answers", "tuning", "damping", "paper-digits", "paper-short"],
+    [
+        "mnist",
+        "mnist-short",
+        "cifar10",
+        "digits",
+        "answers",
+        "tuning",
+        "damping",
+        "paper-digits",
+        "paper-short",
+    ],
 )
 def test_tables_are_of_the_recipes_as_they_are(name: str) -> None:
     """So that nothing leaves a table when the rest of it is made; a new option must not do that."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ornstein import gpu
@@ -37,9 +38,11 @@ SHARPEST = 1e-9  # standard error of x from which on float32 sees no noise, and 
 SMALLEST = 1e-35  # what float32 can be divided by
 FAR = 20.0  # standard deviations that a network is told of at most
 WIDE = 30.0  # bins, from which on it does not matter where in its bin a pixel is
+MANY = 64  # levels, from which on a CPU looks at those near x̃ alone where all others weigh nothing
+SLACK = 10  # bits of precision that what is left out stays below
 
 
-Formula = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # of x̃ and σ
+Formula = Callable[..., tuple[Tensor, ...]]  # of x̃ and σ
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ class Histogram(Float64Module):
         edges = _between(centres) if edges is None else edges
         gaps = centres.diff()  # as float64 has them
         self.regular = bool(((gaps - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
-        self.width = edges.diff().max().item()  # of a bin
+        wide = edges.diff()
+        self.width = wide.max().item()  # of a bin
+        self.regular_edges = bool(((wide - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
         self.register_buffer("centres", centres.to(found), persistent=False)
         self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
@@ -120,9 +125,9 @@ class Histogram(Float64Module):
         graph = torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad)
         fused = gpu.weighs(x) and self._by_channel(x) and not self.even
         if not fused and (self.even or not graph or in_graph()):
-            return self._in_parts(self._few, x, sigma)
+            return self._all(self._few, x, sigma, graph)
         with torch.no_grad():
-            found = self._fused(x, sigma, graph) if fused else self._in_parts(self._four, x, sigma)
+            found = self._fused(x, sigma, graph) if fused else self._all(self._four, x, sigma)
         if not graph:
             return found
         compiled = torch.compiler.is_compiling()  # where nothing is differentiated twice
@@ -137,10 +142,45 @@ class Histogram(Float64Module):
         found = gpu.weighed(channels, sigma.flatten(), centres, rows, self.regular, four)
         return found.reshape(-1, *x.shape).unbind()
 
-    def _in_parts(self, few: Formula, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+    def _all(
+        self, few: Formula, x: Tensor, sigma: Tensor, graph: bool = False
+    ) -> tuple[Tensor, ...]:
+        """A formula for all examples: on a CPU, of the levels near x̃ where they are enough."""
+        alike = self.regular and (self.regular_edges or not self.even) and self._by_channel(x)
+        if graph or in_graph() or x.device.type != "cpu" or not alike or len(self.centres) < MANY:
+            return self._in_parts(few, x, sigma)
+        found: list[Tensor] = []
+        reaches = self._reaches(sigma.flatten(), x.dtype)
+        if self.even:  # it does not matter where they are in their bins
+            reaches = torch.where(sigma.flatten() > WIDE * self.width, -1, reaches)
+        for reach in reaches.unique().tolist():
+            here = (reaches == reach).nonzero().flatten()
+            near = self.spread(False)._few if reach < 0 else functools.partial(few, reach=reach)
+            part = self._in_parts(near, x[here], sigma[here], 2 * reach + 1 if reach > 0 else None)
+            found = found or [torch.empty_like(x) for _ in part]
+            for whole, value in zip(found, part, strict=True):
+                whole[here] = value
+        return tuple(found) or self._in_parts(few, x, sigma)  # of no examples
+
+    def _reaches(self, sigma: Tensor, kind: torch.dtype) -> Tensor:
+        """How many levels on each side of the nearest one count: a power of 2, or 0 for all.
+
+        m steps away a level's Gaussian is exp(−(m² − m) h²/2σ²) of the nearest one's, at most. What
+        is left out weighs less than rounding, even if levels near x̃ are as rare as they come.
+        """
+        step = self.centres.diff().mean()
+        rare = float((self.logs.amax(-1) - self.logs.amin(-1)).max())
+        nats = 2 * rare - math.log(torch.finfo(kind).eps) + SLACK * math.log(2)
+        reach = 0.5 + (0.25 + 2 * nats * (sigma.double() / step).square()).sqrt()
+        reach = 2 ** reach.clamp(min=2).log2().ceil()
+        return torch.where(4 * reach < len(self.centres), reach, 0.0).long()
+
+    def _in_parts(
+        self, few: Formula, x: Tensor, sigma: Tensor, levels: int | None = None
+    ) -> tuple[Tensor, ...]:
         """A formula that forms all weights at once, for as many examples as they fit."""
         most = AT_ONCE.get(x.device.type, AT_ONCE["cuda"])
-        size = max(1, most // (len(self.centres) * max(1, x[:1].numel())))
+        size = max(1, most // ((levels or len(self.centres)) * max(1, x[:1].numel())))
         if in_graph() or len(x) <= size:
             return few(x, sigma)
         if torch.is_grad_enabled() and (x.requires_grad or sigma.requires_grad):
@@ -154,23 +194,20 @@ class Histogram(Float64Module):
         own, dims = self.logs.shape[:-1], x.dim() - 1
         return own.numel() == 1 or own == (x.shape[1], *[1] * (dims - 1))
 
-    def _four(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
+    def _four(self, x: Tensor, sigma: Tensor, reach: int = 0) -> tuple[Tensor, ...]:
         """x̂ and the second, third and fourth central moment, of pixels at their levels."""
-        weight = self._weights(x, sigma)
-        mean, far = self._about(weight)
+        weight, mean, far = self._weighed(x, sigma, reach)
         powers = [weight * far.square()]
         powers += [powers[0] * far, powers[0] * far.square()]
         return mean, *(power.sum(-1) for power in powers)
 
-    def _few(self, x: Tensor, sigma: Tensor) -> tuple[Tensor, ...]:
-        """x̂ and v."""
-        weight = self._weights(x, sigma)
-        mean, far = self._about(weight)
-        at_centres = mean, (weight * far.square()).sum(-1)
+    def _few(self, x: Tensor, sigma: Tensor, reach: int | None = None) -> tuple[Tensor, ...]:
+        """x̂ and v. reach: levels on each side of the nearest one; 0 or None for all."""
         if not self.even:
-            return at_centres
-        z = (self.edges - x.unsqueeze(-1)) / sigma.unsqueeze(-1).double()
-        density = self.logs.exp() / self.edges.diff()
+            weight, mean, far = self._weighed(x, sigma, reach or 0)
+            return mean, (weight * far.square()).sum(-1)
+        edges, density = self._bins(x, reach or 0)
+        z = (edges - x.unsqueeze(-1)) / sigma.unsqueeze(-1).double()
         tail, height = (
             torch.erfc(z.abs() / 2**0.5) / 2,
             (-z.square() / 2).exp() / math.sqrt(math.tau),
@@ -184,23 +221,59 @@ class Histogram(Float64Module):
         found = x + sigma * shift, sigma.double().square() * (second - shift.square())
         # where it does not matter, or x̃ is so far outside that no mass is left
         wide = (sigma > WIDE * self.edges.diff().max()) | (zeroth <= tiny)
+        if reach is not None and not bool(wide.any()):
+            mean, variance = (value.to(x.dtype) for value in found)
+            return mean, variance
         mean, variance = (
             torch.where(wide, rough, fine.to(x.dtype))
-            for rough, fine in zip(at_centres, found, strict=True)
+            for rough, fine in zip(self.spread(False)._few(x, sigma, reach), found, strict=True)
         )
         return mean, variance
 
-    def _weights(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """w: (B, *shape, levels)."""
+    def _weighed(self, x: Tensor, sigma: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+        """w, x̂, and how far from it each level is: (B, *shape, levels)."""
         centres, logs = self.centres.to(x.dtype), self.logs.to(x.dtype)
-        away = (x.unsqueeze(-1) - centres) / sigma.unsqueeze(-1)
-        return (logs - away.square() / 2).softmax(-1)
-
-    def _about(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """x̂, and how far from it each level is."""
-        centres = self.centres.to(weight.dtype)
+        base, away = torch.zeros((), dtype=x.dtype, device=x.device), x
+        if reach:
+            nearest = self._nearest(x)
+            base, logs = centres[nearest], self._around(logs, nearest, reach, -math.inf)
+            away, centres = x - base, self._steps(reach).to(x.dtype)
+        weight = logs - ((away.unsqueeze(-1) - centres) / sigma.unsqueeze(-1)).square() / 2
+        weight = weight.softmax(-1)
         mean = (weight * centres).sum(-1)
-        return mean, centres - mean.unsqueeze(-1)
+        return weight, base + mean, centres - mean.unsqueeze(-1)
+
+    def _bins(self, x: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """Edges of bins, (…, levels + 1), and how densely they are filled, (…, levels)."""
+        density = self.logs.exp() / self.edges.diff()
+        if not reach:
+            return self.edges, density
+        nearest, steps = self._nearest(x), self._steps(reach)
+        first = self.edges[nearest].unsqueeze(-1)
+        more = torch.cat([steps, steps[-1:] + steps.diff().mean()])
+        return first + more, self._around(density, nearest, reach, 0.0)
+
+    # ---------------------------------------------------------------- levels near x̃
+
+    def _nearest(self, x: Tensor) -> Tensor:
+        """The nearest of evenly spaced levels: its number."""
+        first, step = self.centres[0].item(), self.centres.diff().mean().item()
+        number = ((x - first) / step).round().nan_to_num(0.0)  # NaN stays NaN in what follows
+        return number.clamp(0, len(self.centres) - 1).long()
+
+    def _steps(self, reach: int) -> Tensor:
+        """From a level to those around it."""
+        numbers = torch.arange(-reach, reach + 1, device=self.centres.device)
+        return numbers * self.centres.diff().mean()
+
+    def _around(self, values: Tensor, nearest: Tensor, reach: int, outside: float) -> Tensor:
+        """Of the levels around these, for each channel its own; where there is none, `outside`."""
+        rows = values.reshape(-1, values.shape[-1])
+        channels = torch.arange(len(rows), device=rows.device) * rows.shape[-1]
+        at = nearest + channels.reshape(-1, *[1] * (nearest.dim() - 2))
+        padded = functional.pad(rows, (reach, reach), value=outside)
+        table = padded.unfold(-1, 2 * reach + 1, 1).flatten(0, 1)  # a row for each level
+        return functional.embedding(at, table.contiguous())
 
 
 class _Known(torch.autograd.Function):

@@ -179,6 +179,78 @@ def test_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.allclose(part, all_, rtol=1e-12, atol=1e-12)
 
 
+MANY = 256
+FINE = Discrete(MANY).pixels
+#: in bins: from far below one to as many as there are
+BINS = torch.tensor([1e-4, 0.02, 0.1, 0.3, 0.5, 0.9, 1.5, 3, 6, 12, 40, 300], dtype=F64)
+
+
+def of_many_levels(channels: int) -> tuple[Histogram, Tensor, Tensor]:
+    """Rare levels and common ones; pixels of all channels seen in noise, also outside; σ."""
+    generator = torch.Generator().manual_seed(channels)
+    counts = torch.rand(channels, MANY, dtype=F64, generator=generator) ** 6 + 1e-3
+    counts[:, 3], sigma = 40.0, BINS * 2 / MANY
+    noise = torch.randn(len(BINS), channels, 20, 9, dtype=F64, generator=generator)
+    x = FINE.centres()[torch.randint(MANY, noise.shape, generator=generator)]
+    x = x + noise * sigma[:, None, None, None]
+    x[..., 0, 0], x[..., 0, 1], x[..., 0, 2] = -1.7, 3.0, FINE.edges()[MANY // 2] + 1e-3
+    shape = (MANY,) if channels == 1 else (channels, 1, 1, MANY)
+    return Histogram(FINE.centres(), counts.reshape(shape), FINE.edges()), x, sigma
+
+
+@pytest.mark.parametrize("even", [False, True], ids=["levels", "bins"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_levels_that_are_near_are_enough(
+    channels: int, even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To rounding: with all levels, in float64, which has fifty digits for a witness above."""
+    known, x, sigma = of_many_levels(channels)
+    known = known.spread(even)
+    for dtype, rough in ((F64, 3e-12), (torch.float32, 2e-4)):
+        own, noise = x.to(dtype), sigma.to(dtype)
+        spy = mock.Mock(side_effect=known._around)
+        monkeypatch.setattr(known, "_around", spy)
+        near = known.seen(own, noise)
+        assert {call.args[2] for call in spy.call_args_list} >= {2, 4, 8, 16}
+        monkeypatch.setattr(histogram, "MANY", MANY + 1)
+        spy.reset_mock()
+        whole = known.seen(own.double(), noise.double())
+        spy.assert_not_called()
+        monkeypatch.undo()
+        rounded = torch.finfo(dtype).eps * own.abs() / noise[:, None, None, None]  # x̃ itself
+        for one, other in (
+            (near.beyond(near.x_noisy), whole.beyond(whole.x_noisy)),
+            (near.scale, whole.scale),
+        ):
+            assert bool(((one - other).abs() <= rough * (1 + other.abs()) + rounded).all())
+
+
+@pytest.mark.parametrize("even", [False, True], ids=["levels", "bins"])
+def test_gradients_from_levels_that_are_near(even: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Central moments of the near levels give the slopes that all levels give."""
+    known, x, sigma = of_many_levels(1)
+    found = []
+    for many in (histogram.MANY, MANY + 1):
+        monkeypatch.setattr(histogram, "MANY", many)
+        at = x.clone().requires_grad_()
+        seen = known.spread(even).seen(at, sigma)
+        found.append(torch.autograd.grad((seen.mean * seen.x_noisy).sum(), at)[0])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    """Of the pixel that is NaN alone; one at infinity is at the last level."""
+    known, x, sigma = of_many_levels(1)
+    x[:, 0, 5, 5], x[:, 0, 6, 6] = math.nan, math.inf
+    mean = known.seen(x, sigma).mean
+    assert bool(mean[:, 0, 5, 5].isnan().all())
+    x[:, 0, 5, 5] = x[:, 0, 6, 6] = 0.0
+    again = known.seen(x, sigma).mean
+    here = torch.ones(20, 9, dtype=torch.bool)
+    here[5, 5] = here[6, 6] = False
+    assert torch.equal(mean[..., here], again[..., here])
+
+
 def information(P: Tensor, centres: Tensor, sigma: Tensor | float) -> Tensor:
     """D_k(σ): (levels,)."""
     e, density = quadrature()
