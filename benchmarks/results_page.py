@@ -20,7 +20,15 @@ from ornstein.evaluation import with_error
 from ornstein.reproduce import auxiliary, pairing, results, runtime
 
 Record = dict[str, Any]
-TABLES = ("mnist", "paper", "starts", "told", "cifar10", "tinyimagenet32", "digits", "answers")
+TABLES = (
+    "mnist",
+    "mnist-short",
+    "starts-short",
+    "cifar10",
+    "tinyimagenet32",
+    "digits",
+    "answers",
+)
 SETTINGS = (
     "tuning",
     "damping",
@@ -42,6 +50,10 @@ MEASURES: dict[str, Callable[[Record], Iterable[str]]] = {
 }
 PICTURES = {
     "mnist": ("mnist-bits.png", "Bits per dimension of MNIST, ours and the paper's"),
+    "mnist-short": (
+        "mnist-short-bits.png",
+        "Bits per dimension of MNIST after a short training, ours and the paper's",
+    ),
     "cifar10": ("cifar10-bits.png", "Bits per dimension of CIFAR-10, ours and the paper's"),
     "tinyimagenet32": (
         "tinyimagenet32-channel-ancestral-500.png",
@@ -58,8 +70,9 @@ CURVES = {
     "digits": "the digits",
 }
 REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and their tables
-OTHERS = ("efficiency", "samples", "where", "halves", "flaws")
-NAMES = (*TABLES, *SETTINGS, *REPEATS, *OTHERS, *MEASURES)
+SAMPLES = {"samples": "cifar10", "samples-short": "mnist-short"}  # the same
+OTHERS = ("efficiency", "where", "halves", "flaws")
+NAMES = (*TABLES, *SETTINGS, *REPEATS, *SAMPLES, *OTHERS, *MEASURES)
 FLAWS = {"the digits": "ablation", "MNIST": "ablation-mnist"}
 PAGES = ("results.md", "experiments.md")
 README = ("tables",)
@@ -69,8 +82,13 @@ SEEN = 5e-4  # bits/dim by which prior parts differ where they have a column
 #: published bits/dim of larger networks (Song et al. 2021, Dockhorn et al. 2022; Table 2)
 LARGE = (("VPSDE-large", 1, 108_000_000, 3.08), ("CLD-large", 2, 108_000_000, 3.31))
 
-#: the smallest bits/dim of the paper's Table 1 (VPSDE; learned, K = 2)
-BEST = {"mnist": 1.26, "cifar10": 3.07}
+#: rows of the README: a table's data, and the smallest bits/dim of the paper's Table 1 (VPSDE;
+#: learned, K = 2)
+HEADLINES = {
+    "mnist": ("MNIST", 1.26),
+    "mnist-short": ("MNIST, a short training", 1.26),
+    "cifar10": ("CIFAR-10", 3.07),
+}
 UNDER = ("vpsde", "cld", "malda", "alda")  # that a channel model is put under
 
 
@@ -253,10 +271,10 @@ def efficiency(record: Record) -> Iterable[str]:
     yield from tabled(["", "K", "weights", "discrete", "tweedie", "published"], rows)
 
 
-def samples(pictures: Path) -> Iterable[str]:
-    """Grids that are there."""
-    for path in sorted(pictures.glob("cifar10-*-ancestral-*.png")):
-        name, steps = path.stem.removeprefix("cifar10-").split("-ancestral-")
+def samples(table: str, pictures: Path) -> Iterable[str]:
+    """Grids of a table that are there."""
+    for path in sorted(pictures.glob(f"{table}-*-ancestral-*.png")):
+        name, steps = path.stem.removeprefix(f"{table}-").split("-ancestral-")
         yield f"{name}, {steps} ancestral steps:"
         yield ""
         yield f"![Samples of {name}](../results/{path.name})"
@@ -266,14 +284,14 @@ def samples(pictures: Path) -> Iterable[str]:
 def headlines(found: dict[str, Record]) -> Iterable[str]:
     """For the README: one denoiser, all processes, beside the best of the paper."""
     rows = []
-    for name, best in BEST.items():
+    for name, (data, best) in HEADLINES.items():
         runs = found[name]["runs"] if name in found else []
         run = next((run for run in runs if run["name"] == "channel" and run["complete"]), None)
         if run is None:
             continue
         if {f["process"] for f in run["figures"]} != set(UNDER):
             raise ValueError(f"the channel model of {name} is not under {', '.join(UNDER)} alone")
-        cells = [f"{CURVES[name]}, {run['parameters'] / 1e6:.1f} M weights"]
+        cells = [f"{data}, {run['parameters'] / 1e6:.1f} M weights"]
         for look in ("discrete", "tweedie"):
             figures = [f for f in run["figures"] if f["look"] == look]
             bits = [f["bits_per_dim"] for f in figures]
@@ -345,8 +363,8 @@ def lines(name: str, found: dict[str, Record], pictures: Path) -> Iterable[str]:
         yield from repeats(found, REPEATS[name], "discrete")
     elif name == "tables":
         yield from headlines(found)
-    elif name == "samples":
-        yield from samples(pictures)
+    elif name in SAMPLES:
+        yield from samples(SAMPLES[name], pictures)
     elif name == "where":
         yield from where(pictures)
     elif name == "halves":
