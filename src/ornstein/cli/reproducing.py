@@ -43,7 +43,6 @@ tables:
   starts          learned processes of MNIST that start from CLD and from ALDA
   starts-short    the same in a short training, for a CPU
   told            joint models of MNIST that are told what noise is known
-  told-short      the same in a short training, for a CPU
   cifar10         bits/dim of CIFAR-10, and samples
   imagenet32      bits/dim of ImageNet at 32 × 32, of the published files
   tinyimagenet32  the same, for a folder with few images (--data)
