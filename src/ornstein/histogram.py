@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ornstein import gpu
 from ornstein.answers import LARGEST, Moments, over
-from ornstein.linalg import in_graph
+from ornstein.linalg import in_graph, in_transform
 from ornstein.matrices import as_float64
 from ornstein.schedules import Float64Module
 
@@ -40,6 +40,7 @@ FAR = 20.0  # standard deviations that a network is told of at most
 WIDE = 30.0  # bins, from which on it does not matter where in its bin a pixel is
 MANY = 64  # levels, from which on a CPU looks at those near x̃ alone where all others weigh nothing
 SLACK = 10  # bits of precision that what is left out stays below
+ANYWHERE = -1  # in place of a reach: all levels, and it does not matter where in its bin a pixel is
 
 
 Formula = Callable[..., tuple[Tensor, ...]]  # of x̃ and σ
@@ -100,9 +101,9 @@ class Histogram(Float64Module):
         edges = _between(centres) if edges is None else edges
         gaps = centres.diff()  # as float64 has them
         self.regular = bool(((gaps - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
-        wide = edges.diff()
+        wide, self.step = edges.diff(), gaps.mean().item()
         self.width = wide.max().item()  # of a bin
-        self.regular_edges = bool(((wide - gaps.mean()).abs() <= 1e-9 * gaps.mean()).all())
+        self.regular_edges = bool(((wide - self.step).abs() <= 1e-9 * self.step).all())
         self.register_buffer("centres", centres.to(found), persistent=False)
         self.register_buffer("edges", edges.to(found), persistent=False)
         self.register_buffer("logs", (found / found.sum(-1, keepdim=True)).log())
@@ -146,21 +147,30 @@ class Histogram(Float64Module):
         self, few: Formula, x: Tensor, sigma: Tensor, graph: bool = False
     ) -> tuple[Tensor, ...]:
         """A formula for all examples: on a CPU, of the levels near x̃ where they are enough."""
-        alike = self.regular and (self.regular_edges or not self.even) and self._by_channel(x)
-        if graph or in_graph() or x.device.type != "cpu" or not alike or len(self.centres) < MANY:
+        if len(sigma) == 1:  # for all
+            sigma = sigma.expand(len(x), *sigma.shape[1:])
+        if graph or not self._can_choose(x, sigma):
             return self._in_parts(few, x, sigma)
         found: list[Tensor] = []
         reaches = self._reaches(sigma.flatten(), x.dtype)
-        if self.even:  # it does not matter where they are in their bins
-            reaches = torch.where(sigma.flatten() > WIDE * self.width, -1, reaches)
         for reach in reaches.unique().tolist():
             here = (reaches == reach).nonzero().flatten()
-            near = self.spread(False)._few if reach < 0 else functools.partial(few, reach=reach)
-            part = self._in_parts(near, x[here], sigma[here], 2 * reach + 1 if reach > 0 else None)
+            if reach == ANYWHERE:
+                formula, levels = self.spread(False)._few, len(self.centres)
+            else:
+                formula = functools.partial(few, reach=reach)
+                levels = 2 * reach + 1 if reach else len(self.centres)
+            part = self._in_parts(formula, x[here], sigma[here], levels)
             found = found or [torch.empty_like(x) for _ in part]
             for whole, value in zip(found, part, strict=True):
                 whole[here] = value
-        return tuple(found) or self._in_parts(few, x, sigma)  # of no examples
+        return tuple(found)
+
+    def _can_choose(self, x: Tensor, sigma: Tensor) -> bool:
+        """Whether examples can be looked at one by one, and there are levels to leave out."""
+        plain = x.device.type == "cpu" and not in_graph() and not in_transform()
+        alike = self.regular and (self.regular_edges or not self.even) and self._by_channel(x)
+        return plain and alike and len(self.centres) >= MANY and 0 < len(x) == sigma.numel()
 
     def _reaches(self, sigma: Tensor, kind: torch.dtype) -> Tensor:
         """How many levels on each side of the nearest one count: a power of 2, or 0 for all.
@@ -168,12 +178,16 @@ class Histogram(Float64Module):
         m steps away a level's Gaussian is exp(−(m² − m) h²/2σ²) of the nearest one's, at most. What
         is left out weighs less than rounding, even if levels near x̃ are as rare as they come.
         """
-        step = self.centres.diff().mean()
         rare = float((self.logs.amax(-1) - self.logs.amin(-1)).max())
         nats = 2 * rare - math.log(torch.finfo(kind).eps) + SLACK * math.log(2)
-        reach = 0.5 + (0.25 + 2 * nats * (sigma.double() / step).square()).sqrt()
+        reach = 0.5 + (0.25 + 2 * nats * (sigma.double() / self.step).square()).sqrt()
         reach = 2 ** reach.clamp(min=2).log2().ceil()
-        return torch.where(4 * reach < len(self.centres), reach, 0.0).long()
+        few = 4 * reach < len(self.centres)
+        few &= self.logs.numel() * (2 * reach + 1) <= AT_ONCE["cpu"]  # of `_around`
+        found = torch.where(few, reach, 0.0).long()
+        if self.even:
+            found = torch.where(sigma > WIDE * self.width, ANYWHERE, found)
+        return found
 
     def _in_parts(
         self, few: Formula, x: Tensor, sigma: Tensor, levels: int | None = None
@@ -250,21 +264,21 @@ class Histogram(Float64Module):
             return self.edges, density
         nearest, steps = self._nearest(x), self._steps(reach)
         first = self.edges[nearest].unsqueeze(-1)
-        more = torch.cat([steps, steps[-1:] + steps.diff().mean()])
+        more = torch.cat([steps, steps[-1:] + self.step])
         return first + more, self._around(density, nearest, reach, 0.0)
 
     # ---------------------------------------------------------------- levels near x̃
 
     def _nearest(self, x: Tensor) -> Tensor:
         """The nearest of evenly spaced levels: its number."""
-        first, step = self.centres[0].item(), self.centres.diff().mean().item()
-        number = ((x - first) / step).round().nan_to_num(0.0)  # NaN stays NaN in what follows
+        number = (
+            ((x - self.centres[0].item()) / self.step).round().nan_to_num(0.0)
+        )  # NaN stays NaN in what follows
         return number.clamp(0, len(self.centres) - 1).long()
 
     def _steps(self, reach: int) -> Tensor:
         """From a level to those around it."""
-        numbers = torch.arange(-reach, reach + 1, device=self.centres.device)
-        return numbers * self.centres.diff().mean()
+        return self.step * torch.arange(-reach, reach + 1).to(self.centres)
 
     def _around(self, values: Tensor, nearest: Tensor, reach: int, outside: float) -> Tensor:
         """Of the levels around these, for each channel its own; where there is none, `outside`."""

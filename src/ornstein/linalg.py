@@ -40,6 +40,11 @@ def in_graph() -> bool:
     )
 
 
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work, where what is done can't depend on values."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def constant_in_graphs(function: T) -> T:
     """What torch.compiler.assume_constant_result does, without importing the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]

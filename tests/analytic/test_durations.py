@@ -14,6 +14,7 @@ from ornstein.data import Dataset, Split
 from ornstein.reproduce import timing
 from ornstein.reproduce.recipe import plan
 from ornstein.reproduce.running import Errand, Setting, errands
+from ornstein.training import fit
 from ornstein.training.estimating import Estimate
 
 A = """about = "a"
@@ -45,9 +46,10 @@ valid_every = 0
 [[evaluate]]
 draws = 1
 limit = 1000
+split = "valid"
 """
-TRAINED = 10 * 40 + (10 // 5) * 30 * 2 / 3, 100 * 8
-FIGURES = (2 * 50 * 3, 5 * 4), (50,)  # 50 test examples
+TRAINED = 10 * 40 + (10 // 5) * 20 * 2 / 3, 100 * 8  # 20 validation examples: not 30
+FIGURES = (2 * 50 * 3, 5 * 4), (20,)  # 50 test examples
 SAMPLES = 6 * 7
 SECOND = 0.01  # for each image of a step
 
@@ -56,7 +58,7 @@ SECOND = 0.01  # for each image of a step
 def data() -> Dataset:
     x = torch.arange(50, dtype=torch.uint8).reshape(50, 1, 1, 1).expand(-1, 1, 8, 8) % 17
     split = Split(x.contiguous())
-    return Dataset("digits", split, split, split, 17, "drawn")
+    return Dataset("digits", split, Split(split.x[:20]), split, 17, "drawn")
 
 
 @pytest.fixture
@@ -119,9 +121,22 @@ def test_what_is_done_takes_no_time(tmp_path: Path, data: Dataset, tried: list[i
     assert timing.duration([one], data, cpu, "sample").whole == 0 and len(tried) == before
 
 
+def test_what_is_trained_in_part(tmp_path: Path, data: Dataset, tried: list[int]) -> None:
+    """Steps up to the last checkpoint are done."""
+    (_, one, _), cpu = both(tmp_path), torch.device("cpu")
+    steps = fit(
+        one.recipe.experiment.build(data), data, one.recipe.experiment.training, folder=one.folder
+    )
+    for step in steps:
+        if step.number == 30:
+            steps.close()
+            break
+    assert timing.duration([one], data, cpu).training == pytest.approx(SECOND * 70 * 8, rel=1e-12)
+
+
 def test_it_is_measured(tmp_path: Path, data: Dataset) -> None:
     """With steps of this machine: more than nothing, and of two like runs twice that of one."""
     todo, cpu = both(tmp_path), torch.device("cpu")
     found = timing.duration(todo[1:], data, cpu)
-    assert found.looking / found.training == pytest.approx(50 / 800 / 3, rel=1e-9)
+    assert found.looking / found.training == pytest.approx(20 / 800 / 3, rel=1e-9)
     assert 0 < found.whole < 3600

@@ -225,21 +225,58 @@ def test_levels_that_are_near_are_enough(
             assert bool(((one - other).abs() <= rough * (1 + other.abs()) + rounded).all())
 
 
-@pytest.mark.parametrize("even", [False, True], ids=["levels", "bins"])
-def test_gradients_from_levels_that_are_near(even: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Central moments of the near levels give the slopes that all levels give."""
+def test_gradients_from_levels_that_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Central moments of the near levels give the slopes that all levels give; twice, too."""
     known, x, sigma = of_many_levels(1)
     found = []
     for many in (histogram.MANY, MANY + 1):
         monkeypatch.setattr(histogram, "MANY", many)
-        at = x.clone().requires_grad_()
-        seen = known.spread(even).seen(at, sigma)
-        found.append(torch.autograd.grad((seen.mean * seen.x_noisy).sum(), at)[0])
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+        at, noise = x.clone().requires_grad_(), sigma.clone().requires_grad_()
+        seen = known.seen(at, noise)
+        value = (seen.mean * seen.x_noisy + seen.deviation).sum()
+        first = torch.autograd.grad(value, (at, noise), create_graph=True)
+        again = torch.autograd.grad(first[0].sin().sum() + first[1].sin().sum(), (at, noise))
+        found.append([*first, *again])
+    for one, other in zip(*found, strict=True):
+        size = other.abs().amax(tuple(range(1, other.dim())), keepdim=True)
+        assert bool(((one - other).abs() <= 1e-9 * (1 + size)).all())
+
+
+def test_one_noise_for_all_is_each_its_own() -> None:
+    known, x, _ = of_many_levels(3)
+    for even in (False, True):
+        one, each = torch.tensor([0.01], dtype=F64), torch.full((len(x),), 0.01, dtype=F64)
+        found = [known.spread(even).seen(x, sigma) for sigma in (one, each)]
+        torch.testing.assert_close(found[0].mean, found[1].mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found[0].scale, found[1].scale, rtol=1e-9, atol=1e-9)
+
+
+def test_in_a_transform_nothing_is_chosen() -> None:
+    """torch.func.vmap over examples: as without it."""
+    known, x, sigma = of_many_levels(1)
+    for even in (False, True):
+        moments = known.spread(even).seen
+
+        def guess(x: Tensor, sigma: Tensor, moments: Any = moments) -> Tensor:
+            return moments(x[None], sigma[None]).mean[0]
+
+        wanted = moments(x, sigma).mean
+        torch.testing.assert_close(torch.func.vmap(guess)(x, sigma), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_many_levels_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of near levels is not made where it is larger than all weights may be."""
+    centres = torch.linspace(-1, 1, 2**14, dtype=F64)
+    known, sigma = Histogram(centres, torch.ones(2**14)), torch.tensor([1e-5, 0.02], dtype=F64)
+    spy = mock.Mock(side_effect=known._around)
+    monkeypatch.setattr(known, "_around", spy)
+    known.seen(torch.zeros(2, 5, dtype=F64), sigma)
+    (call,) = spy.call_args_list  # of the first example alone
+    assert len(call.args[1]) == 1 and 2**14 * (2 * call.args[2] + 1) <= histogram.AT_ONCE["cpu"]
 
 
 def test_what_is_no_number_stays_none() -> None:
-    """Of the pixel that is NaN alone; one at infinity is at the last level."""
+    """A pixel that is NaN or infinite; its neighbours are what they are."""
     known, x, sigma = of_many_levels(1)
     x[:, 0, 5, 5], x[:, 0, 6, 6] = math.nan, math.inf
     mean = known.seen(x, sigma).mean

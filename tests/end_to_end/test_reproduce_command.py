@@ -52,7 +52,7 @@ def test_dry_run(here: Path, said: Said) -> None:
     assert code == 0, err
     assert "9 runs" in out and "nothing was done" in out
     assert "on one H200, 9 side by side, about 21 min" in out
-    assert "told once the data is there" in out
+    assert "how long it takes here can't be told: mnist is not in data/mnist" in out
     assert (
         "ornstein train --recipe mnist/joint-learned-2 --seed 1 --out "
         "runs/reproduce/mnist/joint-learned-2-seed1 --data-folder data\n"
@@ -72,10 +72,15 @@ def test_how_long_it_takes_here(here: Path, said: Said) -> None:
     for name, meant in (("mnist", False), ("mnist-short", True)):
         code, out, err = said("reproduce", name, "--dry-run", "--device", "cpu")
         assert code == 0, err
-        assert "here, on cpu, one run after the other, about " in out
+        assert "here, on cpu about " in out
         advice = "made for a GPU: `ornstein reproduce mnist-short` is for a CPU"
         assert (advice in out) != meant
     assert [path.name for path in here.iterdir()] == ["data"]
+    mine = written(here, a='about = "a"\n[data]\ndata = "moons"\n')  # made for who knows what
+    (mine / "table.toml").write_text('title = "M"\nminutes = 5\n[[run]]\nrecipe = "a"\n')
+    code, out, err = said("reproduce", "mine", "--dry-run", "--device", "cpu")
+    assert code == 0, err
+    assert "on its machine, 1 side by side, about 5 min" in out and "for a GPU" not in out
 
 
 def test_a_table_of_the_digits(here: Path, said: Said) -> None:

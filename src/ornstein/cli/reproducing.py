@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -26,9 +27,10 @@ from ornstein.data import Dataset
 from ornstein.files import write_text
 from ornstein.reproduce import auxiliary, recipe, runtime
 from ornstein.reproduce.results import collected, outdated, table, unreadable, where
-from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, Verb, errands
+from ornstein.reproduce.running import DONE, Errand, Pool, Setting, Stopped, Verb, cores, errands
 from ornstein.reproduce.timing import duration
 from ornstein.training import Interrupted
+from ornstein.training.choices import Data
 from ornstein.training.distribution import device_of
 from ornstein.training.run import read_metrics
 
@@ -107,20 +109,19 @@ class Reproduce:
         device = device_of(self.device)
         setting = self._setting(plan)
         todo, all_ = errands(plan, setting), errands(whole, setting)
-        jobs = self.jobs or plan.jobs_on(device.type, os.cpu_count() or 1)
+        jobs = self.jobs or plan.jobs_on(device.type, cores())
         console.print(f"[bold]{escape(plan.title)}[/bold]: {len(todo)} runs, {jobs} side by side")
         if plan.minutes is not None and not (self.smoke or self.only):
             about = f"on {plan.machine}, {plan.jobs} side by side, about {plan.minutes:g} min"
             console.print(about, style="dim")
+        self._foretell(plan, todo, device, console)
         if self.dry_run:
-            self._foretell(plan, todo, device, console)
             for errand in todo:
                 console.print(f"\n{errand.name}: {errand.recipe.about}", style="bold")
                 for line in errand.typed()[: errand.count_through(self.through)]:
                     console.print(escape(line), style="dim")
             console.print("\nnothing was done (--dry-run)", style="dim")
             return
-        self._foretell(plan, todo, device, console)
         self._keep_outdated(whole, all_, console)
         until = float("inf") if self.minutes is None else time.monotonic() + 60 * self.minutes
 
@@ -206,43 +207,50 @@ class Reproduce:
 
     def _load(self, plan: recipe.Plan) -> Dataset:
         """Find out that the data is there, and fetch it once and not in every run: the first's."""
-        found = []
-        for data in dict.fromkeys(one.experiment.data for one in plan.recipes):
-            fetched = (self.download or data.download) and not self.dry_run
-            changed = replace(data, download=fetched)
-            changed = changed if self.data is None else replace(changed, data=self.data)
-            if self.data_folder is not None:
-                changed = replace(changed, data_folder=self.data_folder)
-            found.append(changed.load())
-        return found[0]
+        first, *others = dict.fromkeys(self._placed(one.experiment.data) for one in plan.recipes)
+        found = first.load()
+        for other in others:
+            other.load()
+        return found
+
+    def _placed(self, data: Data) -> Data:
+        """What a recipe names, as it was asked for here."""
+        fetched = (self.download or data.download) and not self.dry_run
+        name = data.data if self.data is None else self.data
+        folder = data.data_folder if self.data_folder is None else self.data_folder
+        return replace(data, data=name, data_folder=folder, download=fetched)
 
     def _foretell(
         self, plan: recipe.Plan, todo: list[Errand], device: torch.device, console: Console
     ) -> None:
-        """How long it takes here, by a few steps, and whether it is meant for such a machine."""
+        """Is it meant for such a machine, is the data there, and how long does it take here."""
+        if plan.own and plan.cores is None and device.type == "cpu" and not self.smoke:
+            short = f"{plan.name}-short"
+            other = f": `ornstein reproduce {short}` is for a CPU"
+            other = other if short in recipe.tables() else ""
+            console.print(f"this table is made for a GPU{other}", style="bold")
+        if self.dry_run and self.smoke:
+            return
         try:
             data = self._load(plan)
-        except ValueError:
+        except ValueError as error:
             if not self.dry_run:
                 raise
-            said = "how long it takes here is told once the data is there"
-            console.print(said, style="dim")
+            said = f"how long it takes here can't be told: {error}"
+            console.print(said, style="dim", markup=False)
             return
-        if self.smoke:
-            return
+        if self.smoke or (device.type == "cuda" and not self.dry_run):
+            return  # a trial would keep memory that the runs need
+        console.print("a few steps are tried", style="dim")
         took = duration(todo, data, device, self.through)
         if not took.whole:
             return
         parts = f"training {of_time(took.training)}, samples and figures {of_time(took.looking)}"
         more = "; compiled it is faster" if took.compiled else ""
-        about = f"about {of_time(took.whole)}: {parts}{more}"
-        console.print(f"here, on {device}, one run after the other, {about}", style="dim")
-        if plan.cores is None and device.type == "cpu":
-            short = f"{plan.name}-short"
-            known = (
-                f": `ornstein reproduce {short}` is for a CPU" if short in recipe.tables() else ""
-            )
-            console.print(f"this table is made for a GPU{known}", style="bold")
+        one = ", one run after the other," if device.type == "cuda" else ""
+        about = f"here, on {device}{one} about {of_time(took.whole)}: {parts}{more}"
+        console.print(about, style="dim")
+        gc.collect()  # what was tried holds on to itself
 
     def _typed(self) -> str:
         """This command."""

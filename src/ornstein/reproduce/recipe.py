@@ -218,12 +218,14 @@ class Plan:
     jobs: int = 1  # runs that the machine does side by side
     minutes: float | None = None  # that all of it takes there, about
     cores: int | None = None  # of the CPU that it is made for; None for a GPU
+    own: bool = False  # one of the package's
     recipes: tuple[Recipe, ...] = field(default=(), repr=False)  # of the runs
 
     @property
     def machine(self) -> str:
-        """What `jobs` and `minutes` are of."""
-        return "one H200" if self.cores is None else f"{self.cores} cores"
+        """What `jobs` and `minutes` are of; of a user's table it may be anything."""
+        gpu = "one H200" if self.own else "its machine"
+        return gpu if self.cores is None else f"{self.cores} cores"
 
     def jobs_on(self, device: str, cores: int) -> int:
         """How many runs side by side: the table's, on a machine of its kind; elsewhere one."""
@@ -258,7 +260,7 @@ def plan(name: str | Path, others: Sequence[str] = ()) -> Plan:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     recipes = tuple(read(folder / f"{one.recipe}.toml") for one in runs)
-    return Plan(folder.name, run=runs, recipes=recipes, **vars(bare))
+    return Plan(folder.name, run=runs, recipes=recipes, own=_own(path), **vars(bare))
 
 
 @dataclass(frozen=True)

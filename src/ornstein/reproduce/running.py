@@ -308,7 +308,7 @@ class Pool:
                 path.unlink()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if self.jobs > 1:
-            environment.setdefault("OMP_NUM_THREADS", "1")
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // self.jobs)))
         with (errand.folder / LOG).open("ab") as log:
             log.write(f"\n$ ornstein {shlex.join(command)}\n".encode())
             log.flush()
@@ -358,6 +358,13 @@ class Pool:
                 one.process.kill()
                 one.process.wait()
         self.doing.clear()
+
+
+def cores() -> int:
+    """Of this machine, that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _said(path: Path, start: int, code: int) -> str:

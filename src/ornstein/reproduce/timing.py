@@ -1,8 +1,8 @@
 """How long the runs of a table take on this machine, before they are begun.
 
 A few steps of the first run are tried, and the others are taken to cost as much for each image,
-since networks of a table are of one size. A pass forward is a third of a step: a step goes back,
-too, which costs about twice as much.
+since networks of a table are of one size. A pass forward is a third of a step, about: a step goes
+back, too. Passes that a bound makes twice, or leaves out, are counted once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from ornstein.data import Dataset
 from ornstein.reproduce.running import VERBS, Errand, Verb
+from ornstein.training.checkpoints import Checkpoints
 from ornstein.training.estimating import FEW, estimate
 
 FORWARD = 1 / 3  # of a step
@@ -37,8 +38,8 @@ def duration(
 ) -> Duration:
     """Measured with a few steps of the first of them; data: what that is trained on."""
     left = [errand for errand in errands if errand.finished() < errand.count_through(through)]
-    trained = sum(_trained(errand) for errand in left)
-    looked = sum(_looked(errand, len(data.test), through) for errand in left)
+    trained = sum(_trained(errand, data) for errand in left)
+    looked = sum(_looked(errand, data, through) for errand in left)
     if not left:
         return Duration(0.0, 0.0, False)
     experiment = errands[0].recipe.experiment
@@ -49,18 +50,20 @@ def duration(
     return Duration(each * trained, each * FORWARD * looked, training.compiled_on(device))
 
 
-def _trained(errand: Errand) -> float:
-    """Images of its training, and of its looks at validation as parts of one."""
+def _trained(errand: Errand, data: Dataset) -> float:
+    """Images of its training that are left, and of its looks at validation as parts of one."""
     if errand.finished():
         return 0.0
     training = errand.recipe.experiment.training
     watch = training.watch
-    looks = training.steps // watch.valid_every if watch.valid_every else 0
-    looked = looks * watch.valid_examples * watch.valid_draws
-    return training.steps * training.batch + FORWARD * looked
+    done = max((step for step, _ in Checkpoints(errand.folder / "checkpoints").all()), default=0)
+    left = max(training.steps - done, 0)
+    looks = left / watch.valid_every if watch.valid_every else 0.0
+    looked = looks * min(watch.valid_examples, len(data.valid)) * watch.valid_draws
+    return left * training.batch + FORWARD * looked
 
 
-def _looked(errand: Errand, examples: int, through: Verb) -> int:
+def _looked(errand: Errand, data: Dataset, through: Verb) -> int:
     """How often the network is asked about an image, for samples and figures."""
     count, recipe = 0, errand.recipe
     if VERBS.index(through) >= VERBS.index("sample"):
@@ -69,6 +72,7 @@ def _looked(errand: Errand, examples: int, through: Verb) -> int:
     if VERBS.index(through) >= VERBS.index("evaluate"):
         for bits in recipe.evaluate:
             if bits.title not in errand.looks_done():
+                examples = len(getattr(data, bits.split))
                 number = examples if bits.limit is None else min(bits.limit, examples)
                 count += number * bits.draws * (len(bits.process) or 1)
     return count
