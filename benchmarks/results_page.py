@@ -69,7 +69,8 @@ CURVES = {
     "tinyimagenet32": "Tiny ImageNet",
     "digits": "the digits",
 }
-REPEATS = {"repeats": "mnist", "repeats-cifar10": "cifar10"}  # places, and their tables
+#: places, and their tables
+REPEATS = {"repeats": "mnist", "repeats-short": "mnist-short", "repeats-cifar10": "cifar10"}
 SAMPLES = {"samples": "cifar10", "samples-short": "mnist-short"}  # the same
 OTHERS = ("efficiency", "where", "halves", "flaws")
 NAMES = (*TABLES, *SETTINGS, *REPEATS, *SAMPLES, *OTHERS, *MEASURES)
@@ -182,12 +183,13 @@ def repeats(found: dict[str, Record], name: str, look: str) -> Iterable[str]:
     ]
     yield from tabled(["", "runs", f"bits/dim, {results.worded(look)}", "mean"], rows)
     yield ""
+    used = [run for group in groups for run in group.runs]
+    other = " (The same seed gives another run: sums on a GPU are not in a fixed order.)"
     yield (
         f"The standard deviation of one run, of all of these together: {chance(groups):.4f}."
-        " (The same seed gives another run: sums on a GPU are not in a fixed order.)"
+        + (other if any("gpu" in run["provenance"] for run in used) else "")
     )
     yield ""
-    used = [run for group in groups for run in group.runs]
     parts = [{**record, "runs": [r for r in record["runs"] if r in used]} for record in records]
     yield f"(In turn: {'. And: '.join(results.where(part) for part in parts if part['runs'])})"
 
@@ -272,9 +274,11 @@ def efficiency(record: Record) -> Iterable[str]:
 
 
 def samples(table: str, pictures: Path) -> Iterable[str]:
-    """Grids of a table that are there."""
+    """Grids of a table that are there, of first seeds."""
     for path in sorted(pictures.glob(f"{table}-*-ancestral-*.png")):
         name, steps = path.stem.removeprefix(f"{table}-").split("-ancestral-")
+        if "-seed" in name:
+            continue
         yield f"{name}, {steps} ancestral steps:"
         yield ""
         yield f"![Samples of {name}](../results/{path.name})"
