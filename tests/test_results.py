@@ -201,6 +201,7 @@ def test_half_of_a_curve() -> None:
     [
         "mnist",
         "mnist-short",
+        "starts-short",
         "cifar10",
         "digits",
         "answers",
