@@ -271,9 +271,8 @@ class Histogram(Float64Module):
 
     def _nearest(self, x: Tensor) -> Tensor:
         """The nearest of evenly spaced levels: its number."""
-        number = (
-            ((x - self.centres[0].item()) / self.step).round().nan_to_num(0.0)
-        )  # NaN stays NaN in what follows
+        number = ((x - self.centres[0].item()) / self.step).round()
+        number = number.nan_to_num(0.0)  # x̃ itself stays NaN
         return number.clamp(0, len(self.centres) - 1).long()
 
     def _steps(self, reach: int) -> Tensor:
