@@ -679,11 +679,13 @@ def test_two_processes_share_what_one_left(two: Two) -> None:
 
 def test_one_process_goes_on_where_two_were(two: Two) -> None:
     folder = two[0] / "by two"
-    assert rows_in(folder) == 4 * 4  # two batches each
+    rows = rows_in(folder)
+    # two batches each, or four of one that came so late that it found the proposal made
+    assert rows in (4 * 4, 4 * 6)
     assert {file.name[:9] for file in folder.glob("rows-*")} == {"rows-0000", "rows-0001"}
     network = Bent()
     found = quiet(build(network), list(pixels().split(4)), draws=2, folder=folder)
-    assert network.calls == 2 * (COUNT - 16)
+    assert network.calls == 2 * (COUNT - rows)
     same(found, quiet(build(), pixels(), draws=2))
 
 
