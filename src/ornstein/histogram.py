@@ -216,7 +216,8 @@ class Histogram(Float64Module):
         return mean, *(power.sum(-1) for power in powers)
 
     def _few(self, x: Tensor, sigma: Tensor, reach: int | None = None) -> tuple[Tensor, ...]:
-        """x̂ and v. reach: levels on each side of the nearest one; 0 or None for all."""
+        """x̂ and v. reach: levels on each side of the nearest one, 0 for all; None for all, where
+        what is done can't depend on values."""
         if not self.even:
             weight, mean, far = self._weighed(x, sigma, reach or 0)
             return mean, (weight * far.square()).sum(-1)
